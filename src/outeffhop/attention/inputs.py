@@ -1,0 +1,168 @@
+"""What a caller hands to ``attention``, checked once and brought to one form for every backend."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Call", "prepare"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One attention call. Shapes are what every backend may rely on."""
+
+    query: Tensor  # [..., H, Lq, D]
+    key: Tensor  # [..., G, Lk, D], H a multiple of G
+    value: Tensor  # [..., G, Lk, Dv]
+    mask: Tensor | None  # bool (True takes part) or additive; broadcasts to [..., H, Lq, Lk]
+    dropout_p: float
+    is_causal: bool  # top-left aligned, as in PyTorch; applies besides the mask
+    scale: float
+    sink: float | Tensor  # log n; a tensor is [H]
+    return_lse: bool
+
+    @property
+    def grouped(self) -> bool:
+        return self.query.shape[-3] != self.key.shape[-3]
+
+    @property
+    def empty(self) -> bool:
+        return 0 in self.query.shape or 0 in self.key.shape or 0 in self.value.shape
+
+    @property
+    def transformed(self) -> bool:
+        """Whether torch.func or forward-mode differentiation is at work, which flash kernels know nothing of."""
+        if torch.compiler.is_compiling():
+            return False
+        return torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether a gradient will be asked of this call."""
+        tensors = (self.query, self.key, self.value, self.sink)
+        return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+
+
+def prepare(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    sink: float | Tensor,
+    return_lse: bool,
+) -> Call:
+    query, key, value = _autocast(query, key, value)
+    _check_tensors(query, key, value)
+    if query.dim() < 4:  # [L, D] and [H, L, D] are views of [1, H, L, D]
+        query, key, value = (t.reshape((1,) * (4 - t.dim()) + tuple(t.shape)) for t in (query, key, value))
+    _check_shapes(query, key, value, enable_gqa)
+    if attn_mask is not None:
+        _check_mask(attn_mask, query, key)
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p={dropout_p}: a probability in [0, 1) is needed")
+    if scale is None:
+        scale = 1.0 / math.sqrt(query.shape[-1]) if query.shape[-1] else 1.0
+    return Call(
+        query=query,
+        key=key,
+        value=value,
+        mask=attn_mask,
+        dropout_p=float(dropout_p),
+        is_causal=bool(is_causal),
+        scale=float(scale),
+        sink=_check_sink(sink, query),
+        return_lse=return_lse,
+    )
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast the inputs drop to its dtype, as those of scaled_dot_product_attention do."""
+    device = tensors[0].device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, t in (("query", query), ("key", key), ("value", value)):
+        if not t.is_floating_point():
+            raise TypeError(f"{name} has dtype {t.dtype}: a floating point tensor is needed")
+        if t.dtype != query.dtype:
+            raise TypeError(f"{name} has dtype {t.dtype} and query {query.dtype}: bring them to one dtype")
+        if t.device != query.device:
+            raise ValueError(f"{name} is on {t.device} and query on {query.device}: bring them to one device")
+        if t.dim() < 2 or t.dim() != query.dim():
+            raise ValueError(
+                f"{name} has shape {tuple(t.shape)} and query {tuple(query.shape)}: "
+                "both need the same number of dimensions, [..., heads, length, size]"
+            )
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(
+            f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}: "
+            "they may differ in their last dimension alone"
+        )
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"query has size {query.shape[-1]} per head and key {key.shape[-1]}: they must be equal")
+    if query.shape[:-3] != key.shape[:-3]:
+        raise ValueError(
+            f"query has batch shape {tuple(query.shape[:-3])} and key {tuple(key.shape[:-3])}: "
+            "they must be equal; expand() the smaller one"
+        )
+    heads, groups = query.shape[-3], key.shape[-3]
+    if heads != groups and not enable_gqa:
+        raise ValueError(
+            f"query has {heads} heads and key {groups}: they must be equal, or enable_gqa=True lets several "
+            "query heads share one key head"
+        )
+    if enable_gqa and (groups == 0 or heads % groups):
+        raise ValueError(f"query has {heads} heads and key {groups}: the first must be a multiple of the second")
+
+
+def _check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"attn_mask has dtype {mask.dtype}: bool (True takes part) or floating point (added) is needed")
+    if mask.device != query.device:
+        raise ValueError(f"attn_mask is on {mask.device} and query on {query.device}: bring them to one device")
+    target = (*query.shape[:-1], key.shape[-2])
+    # right-aligned, each size 1 or the target's
+    sizes = zip(reversed(mask.shape), reversed(target), strict=False)
+    if mask.dim() > len(target) or any(m != 1 and m != t for m, t in sizes):
+        raise ValueError(f"attn_mask has shape {tuple(mask.shape)}: it must broadcast to {target}")
+
+
+def _check_sink(sink: float | Tensor, query: Tensor) -> float | Tensor:
+    heads = query.shape[-3]
+    if not isinstance(sink, Tensor):
+        if math.isnan(sink) or sink == math.inf:
+            raise ValueError(f"sink={sink}: log n is a number or -inf (softmax); 0.0 is softmax1")
+        return float(sink)
+    if not sink.is_floating_point():
+        raise TypeError(f"sink has dtype {sink.dtype}: a floating point tensor is needed")
+    if sink.dim() > 1 or (sink.dim() == 1 and sink.shape[0] != heads):
+        raise ValueError(f"sink has shape {tuple(sink.shape)}: a number or shape ({heads},), one per head, is needed")
+    if sink.device != query.device:
+        raise ValueError(f"sink is on {sink.device} and query on {query.device}: bring them to one device")
+    # On a GPU this look would wait for the device, and in a trace there is nothing to look at; a NaN
+    # there shows as NaN outputs.
+    if sink.device.type == "cpu" and not torch.compiler.is_compiling() and _concrete(sink) and sink.isnan().any():
+        raise ValueError("sink holds NaN: log n is a number or -inf (softmax); 0.0 is softmax1")
+    return sink.expand(heads)
+
+
+def _concrete(t: Tensor) -> bool:
+    """Whether the tensor has values that Python may look at (not fake, not inside a torch.func transform)."""
+    from torch._subclasses.fake_tensor import is_fake
+
+    return not is_fake(t) and not torch._C._functorch.is_functorch_wrapped_tensor(t)

@@ -1,0 +1,69 @@
+"""Attention with a sink through public scaled_dot_product_attention alone: one more key and value, both zero.
+
+The zero key scores 0, and the mask's column adds the sink to that; the zero value adds nothing to
+the output. It needs no kernel of ours or PyTorch's internals: it serves other devices and exports.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from outeffhop.attention.inputs import Call
+
+__all__ = ["attend", "why_not"]
+
+
+def why_not(call: Call) -> str | None:
+    if call.return_lse:
+        return "scaled_dot_product_attention does not give its logsumexp (return_lse=True)"
+    if call.empty:
+        return "does not take tensors without elements"
+    return None
+
+
+def attend(call: Call) -> tuple[Tensor, None]:
+    mask, is_causal, key, value = call.mask, call.is_causal, call.key, call.value
+    if isinstance(call.sink, Tensor) or call.sink != -math.inf:
+        if mask is not None or is_causal or isinstance(call.sink, Tensor) or call.sink != 0.0:
+            bias = _additive(call)
+            mask, is_causal = torch.cat([bias, _column(call, bias.shape[:-1])], dim=-1), False
+        key, value = pad(key, (0, 0, 0, 1)), pad(value, (0, 0, 0, 1))
+    elif mask is not None and is_causal:  # PyTorch takes one of the two
+        mask, is_causal = _additive(call), False
+    out = scaled_dot_product_attention(
+        call.query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=call.dropout_p,
+        is_causal=is_causal,
+        scale=call.scale,
+        enable_gqa=call.grouped,
+    )
+    return out, None
+
+
+def _additive(call: Call) -> Tensor:
+    """The mask and the causal mask as one additive mask.  [..., H or 1, Lq, Lk]"""
+    query, lengths = call.query, (call.query.shape[-2], call.key.shape[-2])
+    bias = torch.zeros(1, *lengths, dtype=query.dtype, device=query.device)
+    if call.mask is not None:
+        mask = call.mask
+        bias = bias.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else bias + mask.to(query.dtype)
+    if call.is_causal:
+        causal = torch.ones(lengths, dtype=torch.bool, device=query.device).tril()
+        bias = bias.masked_fill(~causal, -math.inf)
+    if isinstance(call.sink, Tensor):  # one column per head needs one mask per head
+        bias = bias.expand(*bias.shape[:-3], query.shape[-3], *lengths)
+    return bias
+
+
+def _column(call: Call, shape: torch.Size) -> Tensor:
+    """The sink, where the mask meets the zero key.  [..., H or 1, Lq, 1]"""
+    if isinstance(call.sink, Tensor):
+        return call.sink.to(call.query.dtype)[:, None, None].expand(*shape, 1)
+    return call.query.new_full((*shape, 1), call.sink)

@@ -1,0 +1,68 @@
+"""The algebra of the sink: softmax's output and logsumexp → softmax_n's, and the gradients.
+
+README.md beside this file derives each line. Nothing else in the package knows it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from outeffhop.attention import sink_triton
+
+__all__ = ["apply_sink", "sink_gradient", "fold_lse_gradient"]
+
+
+def apply_sink(out: Tensor, lse: Tensor, sink: float | Tensor) -> tuple[Tensor, Tensor]:
+    """(out, lse) of softmax → (out·exp(lse − lse'), lse' = log(eˢ + exp(lse))).
+
+    Args:
+        out: [B, H, L, D], fresh from a kernel: it is overwritten.
+        lse: [B, H, L, ...], float32 or float64, possibly padded along L beyond ``out``.
+        sink: s = log n, a number or [H].
+    """
+    if sink_triton.serves(out):
+        return sink_triton.apply_sink(out, lse, sink)
+    new_lse = torch.logaddexp(lse, _per_head(sink, lse))
+    keep = torch.exp(lse - new_lse)  # γ, the share that is not no-op
+    # inf − inf: a row without keys, which some kernels mark by lse = +inf and some by −inf. Their
+    # backward finds exp(score − lse') = 0 there for every lse' but −inf.
+    keep = keep.nan_to_num_(0.0)[:, :, : out.shape[2]].reshape(*out.shape[:3], 1)
+    return out.mul_(keep), new_lse.masked_fill_(torch.isneginf(new_lse), torch.inf)
+
+
+def sink_gradient(grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
+    """∂L/∂s = −Σ exp(s − lse')·(Δ − ∂L/∂lse'), Δ = rowsum(∂L/∂out' ∘ out').  [H]"""
+    lse = lse[:, :, : out.shape[2]].reshape(out.shape[:3])
+    if sink_triton.serves(out):
+        delta = sink_triton.row_dot(grad_out, out)
+    else:
+        delta = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    if grad_lse is not None:
+        delta = delta - grad_lse
+    return -(torch.exp(_per_head(sink, lse) - lse) * delta).sum((0, 2)).to(sink.dtype)
+
+
+def fold_lse_gradient(
+    grad_out: Tensor, grad_lse: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, multiple: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Inputs on which a kernel's own backward also carries ∂L/∂lse'.
+
+    The kernel takes Δ = rowsum(∂L/∂out ∘ out) from its arguments, and what is wanted is Δ − ∂L/∂lse'.
+    Columns of zeros change no score and no product with the values; in the first of them ∂L/∂out
+    gets 1 and out gets −∂L/∂lse', which adds just that to Δ.
+    """
+    query, key, value = (pad(t, (0, multiple)) for t in (query, key, value))
+    ones = torch.ones_like(grad_lse, dtype=out.dtype)
+    grad_out, out = (
+        torch.cat([t, pad(column.unsqueeze(-1), (0, multiple - 1))], dim=-1)
+        for t, column in ((grad_out, ones), (out, -grad_lse.to(out.dtype)))
+    )
+    return grad_out, query, key, value, out
+
+
+def _per_head(sink: float | Tensor, lse: Tensor) -> Tensor:
+    if not isinstance(sink, Tensor):
+        return lse.new_full((), sink)
+    return sink.to(lse.dtype).reshape(-1, *(1,) * (lse.dim() - 2))

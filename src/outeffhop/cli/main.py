@@ -1,0 +1,56 @@
+"""The command ``outeffhop``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from outeffhop.cli.console import print_error
+
+__all__ = ["main"]
+
+
+def doctor(json: bool = False) -> None:
+    """What is installed here, and which attention backends serve. Example: outeffhop doctor --json
+
+    Args:
+        json: print JSON instead of tables.
+    """
+    from outeffhop.cli.doctor import examine, show
+
+    show(examine(), as_json=json)
+
+
+def methods(name: str | None = None, /, json: bool = False) -> None:
+    """The attention methods and their parameters. Example: outeffhop methods 'outeffhop(n=4)'
+
+    Args:
+        name: a method with or without parameters, to see it in full; all of them if left out.
+        json: print JSON instead of a table.
+    """
+    from outeffhop.cli.methods import show
+
+    show(name, as_json=json)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    import tyro
+
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            {"doctor": doctor, "methods": methods},
+            prog="outeffhop",
+            description="Transformers free of activation outliers. Start with: outeffhop doctor",
+            args=arguments,
+        )
+    except ValueError as error:
+        print_error(error)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""The mathematics: normalizers of attention scores, and the reference of every test.
+
+Each function takes scores ``x`` and normalizes over ``dim``. Half precision is computed in
+float32, as ``torch.softmax`` does. A row of nothing but −inf (no key takes part) gives weights 0
+with gradient 0: attention to nothing is nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "softmax_n",
+    "softmax1",
+    "logsumexp_n",
+    "clipped_softmax",
+    "sparsemax",
+    "entmax",
+]
+
+
+def softmax_n(
+    x: Tensor,
+    n: float | Tensor = 1.0,
+    dim: int = -1,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """exp(x_i) / (n + Σ_j exp(x_j)): softmax with n no-op patterns of score 0.
+
+    Args:
+        x: scores, any shape.
+        n: how many no-op patterns, a number or a tensor that broadcasts against ``x`` with ``dim``
+            reduced to size 1. 0 gives softmax, 1 the paper's Softmax₁.
+        dim: the dimension to normalize over.
+        dtype: computes and returns in this dtype; by default the input's.
+
+    >>> softmax_n(torch.tensor([-10.0, -10.0, -10.0]))
+    tensor([4.5394e-05, 4.5394e-05, 4.5394e-05])
+    """
+    out_dtype = x.dtype if dtype is None else dtype
+    x = x.to(_compute_dtype(out_dtype))
+    exp, total, _ = _shifted_sum(x, _as_count(n, x), dim)
+    # total is 0 only where no key takes part and n = 0: 0 / 1 there, not 0 / 0
+    return (exp / torch.where(total == 0, 1, total)).to(out_dtype)
+
+
+def softmax1(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """exp(x_i) / (1 + Σ_j exp(x_j)), the paper's Softmax₁: one no-op pattern."""
+    return softmax_n(x, 1.0, dim=dim, dtype=dtype)
+
+
+def logsumexp_n(x: Tensor, n: float | Tensor = 1.0, dim: int = -1, keepdim: bool = False) -> Tensor:
+    """log(n + Σ_j exp(x_j)); its gradient is ``softmax_n(x, n)``. The paper's lse₁ at n = 1, β = 1."""
+    out_dtype = x.dtype
+    x = x.to(_compute_dtype(out_dtype))
+    _, total, shift = _shifted_sum(x, _as_count(n, x), dim)
+    empty = total == 0
+    lse = torch.where(empty, -torch.inf, torch.log(torch.where(empty, 1, total)) + shift)
+    return (lse if keepdim else lse.squeeze(dim)).to(out_dtype)
+
+
+def clipped_softmax(
+    x: Tensor,
+    gamma: float,
+    zeta: float,
+    n: float | Tensor = 0.0,
+    dim: int = -1,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """clip((ζ − γ)·softmax_n(x) + γ, 0, 1): weights that reach exactly 0 (γ < 0) and 1 (ζ > 1)."""
+    if not (gamma <= 0.0 and zeta >= 1.0):
+        raise ValueError(
+            f"clipped_softmax stretches outwards: gamma <= 0 and zeta >= 1, got gamma={gamma}, zeta={zeta}"
+        )
+    out_dtype = x.dtype if dtype is None else dtype
+    p = softmax_n(x, n, dim=dim, dtype=_compute_dtype(out_dtype))
+    return torch.clamp((zeta - gamma) * p + gamma, 0.0, 1.0).to(out_dtype)
+
+
+def sparsemax(x: Tensor, dim: int = -1) -> Tensor:
+    """The Euclidean projection of ``x`` onto the simplex (entmax with α = 2)."""
+    return entmax(x, 2.0, dim=dim)
+
+
+def entmax(x: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
+    """α-entmax: softmax at α = 1, sparsemax at α = 2, sparse for every α > 1.
+
+    Args:
+        alpha: a number ≥ 1, or a tensor > 1 that broadcasts against ``x`` with ``dim`` reduced to
+            size 1; a tensor gets its gradient (the learned α of the generalized sparse model).
+    """
+    learned = isinstance(alpha, Tensor)
+    if not learned and not alpha >= 1.0:
+        raise ValueError(f"alpha={alpha}: entmax needs alpha >= 1")
+    if not learned and alpha == 1.0:
+        return softmax_n(x, 0.0, dim=dim)
+    if x.shape[dim] == 0:
+        return x.clone()
+    from entmax import entmax15, entmax_bisect  # type: ignore[import-untyped]
+    from entmax import sparsemax as sparsemax_exact
+
+    out_dtype = x.dtype
+    x = x.to(_compute_dtype(out_dtype))
+    # The package's sorts and sums do not survive −inf. An entry further than 1/(α − 1) below the
+    # maximum has weight 0, so moving −inf to twice that distance changes no weight.
+    absent = torch.isneginf(x)
+    top = x.detach().amax(dim, keepdim=True)
+    top = torch.where(torch.isneginf(top), 0, top)
+    reach = 2.0 / (alpha.detach().to(x.dtype) - 1.0) if isinstance(alpha, Tensor) else 2.0 / (alpha - 1.0)
+    x = torch.where(absent, top - reach, x)
+    if isinstance(alpha, Tensor):
+        p = entmax_bisect(x, alpha.to(x.dtype), dim=dim)
+    elif alpha == 2.0:
+        p = sparsemax_exact(x, dim=dim)
+    elif alpha == 1.5:
+        p = entmax15(x, dim=dim)
+    else:
+        p = entmax_bisect(x, alpha, dim=dim)
+    return p.masked_fill(absent, 0).to(out_dtype)
+
+
+def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _as_count(n: float | Tensor, x: Tensor) -> Tensor:
+    if isinstance(n, Tensor):
+        return n.to(x.dtype)
+    if not 0.0 <= n < float("inf"):
+        raise ValueError(f"n={n}: the number of no-op patterns is finite and not negative")
+    return x.new_full((), n)
+
+
+def _shifted_sum(x: Tensor, n: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(x − m), n·exp(−m) + Σ_j exp(x_j − m), and the shift m that lets nothing overflow.
+
+    m = max(0, max_j x_j), since the no-op patterns score 0; without any (n = 0) the maximum alone.
+    Every result below is invariant to m, so m carries no gradient.
+    """
+    if x.shape[dim] == 0:
+        shape = list(x.shape)
+        shape[dim] = 1
+        return x, n.expand(torch.broadcast_shapes(n.shape, shape)), x.new_zeros(())
+    top = x.detach().amax(dim, keepdim=True)
+    top = torch.where(torch.isneginf(top), 0, top)
+    shift = torch.where(n.detach() > 0, top.clamp(min=0), top)
+    exp = torch.exp(x - shift)
+    # shift < 0 only where n = 0; the clamp keeps 0 · exp(1e4) from being NaN
+    return exp, exp.sum(dim, keepdim=True) + n * torch.exp(-shift.clamp(min=-80)), shift

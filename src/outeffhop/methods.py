@@ -1,0 +1,310 @@
+"""The attention method as a value: a normalizer of the scores and, for some, a gate on the output.
+
+A method is written as its name with the parameters that differ from the defaults, as in
+``clipped(gamma=-0.03)`` or ``outeffhop(sink=learned)``; ``Method.parse`` and ``str`` are inverse.
+It travels as this value from the command line into model, config and report; nothing else in the
+package switches on a method's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from outeffhop.functional import clipped_softmax, entmax, softmax_n
+
+__all__ = ["Method", "Normalizer", "SoftmaxN", "Clipped", "Entmax", "Polynomial", "GateSpec", "METHODS", "methods"]
+
+Learned = Literal["learned"]
+
+
+class Normalizer:
+    """Scores over the last dimension → weights; −inf marks a key that takes no part.
+
+    A call takes the learned tensor where there is one: the sink [H], or α.
+    """
+
+    @property
+    def sink(self) -> float | None:
+        """log n where fused attention can serve this normalizer, else None."""
+        return None
+
+    @property
+    def learns(self) -> str | None:
+        """The name of what is learned, "sink" or "alpha"; None where nothing is."""
+        return None
+
+    @property
+    def start(self) -> float:
+        """The value a learned tensor starts from."""
+        raise ValueError(f"{self} learns nothing")
+
+    def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SoftmaxN(Normalizer):
+    """exp(x_i) / (n + Σ exp(x_j)); n = 0 is softmax, n = 1 the paper's softmax1."""
+
+    n: float = 1.0
+    noop: Literal["fixed", "learned"] = "fixed"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.n < math.inf:
+            raise ValueError(f"n={self.n}: the number of no-op patterns is finite and not negative")
+        if self.noop == "learned" and self.n == 0:
+            raise ValueError("n=0 with a learned sink: it starts from log n, so n > 0 is needed")
+
+    @property
+    def sink(self) -> float:
+        return math.log(self.n) if self.n > 0 else -math.inf
+
+    @property
+    def learns(self) -> str | None:
+        return "sink" if self.noop == "learned" else None
+
+    @property
+    def start(self) -> float:
+        return self.sink
+
+    def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
+        if learned is None:
+            return softmax_n(scores, self.n)
+        # x − s turns n = eˢ into n = 1 for an s of any size
+        return softmax_n(scores - learned.to(scores.dtype)[:, None, None], 1.0)
+
+
+@dataclass(frozen=True)
+class Clipped(Normalizer):
+    """clip((ζ − γ)·softmax_n(x) + γ, 0, 1), with γ given or γ = −α/T for T keys."""
+
+    gamma: float | None = -0.025
+    zeta: float = 1.0
+    alpha: float | None = None
+    n: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.gamma is None) == (self.alpha is None):
+            raise ValueError(f"gamma={self.gamma}, alpha={self.alpha}: give one of the two (γ = −α/T)")
+        if self.gamma is not None and self.gamma > 0:
+            raise ValueError(f"gamma={self.gamma}: clipping stretches outwards, gamma <= 0")
+        if self.zeta < 1:
+            raise ValueError(f"zeta={self.zeta}: clipping stretches outwards, zeta >= 1")
+        if self.alpha is not None and self.alpha < 0:
+            raise ValueError(f"alpha={self.alpha}: γ = −α/T needs alpha >= 0")
+
+    def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
+        gamma = self.gamma if self.gamma is not None else -self.alpha / max(scores.shape[-1], 1)  # type: ignore[operator]
+        return clipped_softmax(scores, gamma, self.zeta, self.n)
+
+
+@dataclass(frozen=True)
+class Entmax(Normalizer):
+    """α-entmax: sparse weights; α = 2 is sparsemax. A learned α starts from 1.5."""
+
+    alpha: float | Learned = "learned"
+
+    def __post_init__(self) -> None:
+        if self.alpha != "learned" and not 1.0 <= float(self.alpha) < math.inf:
+            raise ValueError(f"alpha={self.alpha}: entmax needs a number >= 1, or learned")
+
+    @property
+    def learns(self) -> str | None:
+        return "alpha" if self.alpha == "learned" else None
+
+    @property
+    def start(self) -> float:
+        return 1.5 if self.alpha == "learned" else float(self.alpha)
+
+    def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
+        return entmax(scores, self.start if learned is None else learned)
+
+
+@dataclass(frozen=True)
+class Polynomial(Normalizer):
+    """sign(x_i)|x_i|^(order − 1), divided by the sum of magnitudes: the dense associative memory F(z) = zᵒʳᵈᵉʳ."""
+
+    order: int = 10
+
+    def __post_init__(self) -> None:
+        if self.order < 2 or self.order % 2:
+            raise ValueError(f"order={self.order}: an even order, at least 2, is needed")
+
+    def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
+        x = torch.where(torch.isneginf(scores), 0.0, scores)
+        # the weights do not depend on the scale of a row, so the largest is brought to 1
+        top = x.detach().abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_ones(())
+        power = (x / torch.where(top == 0, 1.0, top)) ** (self.order - 1)
+        total = power.abs().sum(-1, keepdim=True)
+        return power / torch.where(total == 0, 1.0, total)
+
+
+@dataclass(frozen=True)
+class GateSpec:
+    """sigmoid(G(x)) on each head's output, x the attention's input.
+
+    Attributes:
+        gate: one opening per head and token, per head (logits averaged over tokens), or a constant per head.
+        predictor: per-head linear, per-head mlp (d → d/4 → 1), or linear from all features.
+        init: the opening before training.
+    """
+
+    gate: Literal["token", "head", "constant"] = "token"
+    predictor: Literal["linear", "mlp", "features"] = "linear"
+    init: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.init < 1.0:
+            raise ValueError(f"init={self.init}: the gate's first opening lies strictly between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Method:
+    """An attention method: its name, how scores become weights, and the gate if there is one."""
+
+    name: str
+    normalizer: Normalizer
+    gate: GateSpec | None = None
+
+    @staticmethod
+    def parse(text: str | Method) -> Method:
+        """``"outeffhop(n=4)"`` → Method; the inverse of ``str``."""
+        if isinstance(text, Method):
+            return text
+        match = re.fullmatch(r"\s*([^()\s]+)\s*(?:\((.*)\))?\s*", text)
+        if match is None:
+            raise ValueError(f"method {text!r} is not of the form name or name(parameter=value, ...)")
+        name, inside = match[1].lower().replace("_", "-"), match[2]
+        name = _ALIASES.get(name, name)
+        if name not in METHODS:
+            raise ValueError(f"method {match[1]!r} is unknown{_nearest(name, [*METHODS, *_ALIASES])}")
+        entry = METHODS[name]
+        given: dict[str, str] = {}
+        for part in filter(None, (p.strip() for p in (inside or "").split(","))):
+            parameter, sign, value = (p.strip() for p in part.partition("="))
+            if not sign:
+                raise ValueError(f"method {text!r}: {part!r} is not of the form parameter=value")
+            if parameter not in entry.parameters:
+                raise ValueError(
+                    f"method {name!r} has no parameter {parameter!r}{_nearest(parameter, entry.parameters)}"
+                )
+            if parameter in given:
+                raise ValueError(f"method {text!r} gives {parameter!r} twice")
+            given[parameter] = value
+        return entry.with_parameters(given)
+
+    def __str__(self) -> str:
+        changed = [
+            f"{parameter}={_format(value)}"
+            for parameter, value in METHODS[self.name].values(self).items()
+            if value != METHODS[self.name].values(METHODS[self.name].method)[parameter] and value is not None
+        ]
+        return self.name + (f"({', '.join(changed)})" if changed else "")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A named method with its defaults, the parameters a user may set, and what to say of it."""
+
+    method: Method
+    parameters: tuple[str, ...]
+    about: str
+
+    def values(self, method: Method) -> dict[str, Any]:
+        fields = {**_fields(method.normalizer), **({} if method.gate is None else _fields(method.gate))}
+        return {p: fields[_FIELD.get(p, p)] for p in self.parameters}
+
+    def with_parameters(self, given: dict[str, str]) -> Method:
+        typed = {}
+        for parameter, value in given.items():
+            for part in (self.method.normalizer, self.method.gate):
+                field = _FIELD.get(parameter, parameter)
+                if part is not None and field in _fields(part):
+                    typed[field] = _convert(parameter, value, type(part), field)
+        if "alpha" in given and "gamma" in self.parameters:
+            typed.setdefault("gamma", None)
+        normalizer = self.method.normalizer
+        gate = self.method.gate
+        return dataclasses.replace(
+            self.method,
+            normalizer=dataclasses.replace(normalizer, **_only(typed, normalizer)),  # type: ignore[type-var]
+            gate=gate and dataclasses.replace(gate, **_only(typed, gate)),
+        )
+
+
+# What users call a parameter where the field has another name: a "sink" that is learned.
+_FIELD = {"sink": "noop"}
+_ALIASES = {"dense": "vanilla", "softmax": "vanilla", "softmax1": "outeffhop"}
+_SINK, _CLIP = ("n", "sink"), ("gamma", "zeta", "alpha")
+_GATE = ("gate", "predictor", "init")
+
+METHODS: dict[str, Entry] = {
+    entry.method.name: entry
+    for entry in (
+        Entry(Method("vanilla", SoftmaxN(0.0)), (), "softmax; the Dense modern Hopfield model (also: dense)"),
+        Entry(Method("outeffhop", SoftmaxN(1.0)), _SINK, "softmax1: one no-op pattern, n of them, or a learned sink"),
+        Entry(Method("clipped", Clipped()), _CLIP, "softmax stretched and clipped, so that weights reach 0"),
+        Entry(Method("clipped-outeffhop", Clipped(n=1.0)), (*_CLIP, "n"), "softmax1 stretched and clipped"),
+        Entry(Method("gated", SoftmaxN(0.0), GateSpec()), _GATE, "softmax, each head's output gated"),
+        Entry(
+            Method("gated-outeffhop", SoftmaxN(1.0), GateSpec()), (*_SINK, *_GATE), "softmax1, each head's output gated"
+        ),
+        Entry(Method("sparse", Entmax(2.0)), (), "sparsemax; the Sparse modern Hopfield model"),
+        Entry(Method("gsh", Entmax()), ("alpha",), "entmax, α learned or given; the Generalized Sparse Hopfield model"),
+        Entry(Method("polynomial", Polynomial()), ("order",), "the dense associative memory with F(z) = z^order"),
+    )
+}
+
+
+def methods() -> list[str]:
+    """The names of all methods: the paper's six, then the Hopfield baselines."""
+    return list(METHODS)
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    return {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+
+
+def _only(values: dict[str, Any], part: Any) -> dict[str, Any]:
+    return {k: v for k, v in values.items() if k in _fields(part)}
+
+
+_WORDS: dict[tuple[type, str], tuple[str, ...]] = {
+    (SoftmaxN, "noop"): ("fixed", "learned"),
+    (Entmax, "alpha"): get_args(Learned),
+    (GateSpec, "gate"): ("token", "head", "constant"),
+    (GateSpec, "predictor"): ("linear", "mlp", "features"),
+}
+
+
+def _convert(parameter: str, value: str, part: type, field: str) -> Any:
+    words = _WORDS.get((part, field), ())
+    if value in words:
+        return value
+    if words and (part, field) != (Entmax, "alpha"):
+        raise ValueError(f"{parameter}={value!r} is unknown{_nearest(value, words)}")
+    try:
+        return int(value) if field == "order" else float(value)
+    except ValueError:
+        kind = "a whole number" if field == "order" else "a number"
+        also = f" or {' or '.join(words)}" if words else ""
+        raise ValueError(f"{parameter}={value!r}: {kind}{also} is needed") from None
+
+
+def _format(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def _nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
+    near = get_close_matches(word, known, n=3, cutoff=0.5)
+    if near:
+        return f"; did you mean {' or '.join(map(repr, near))}?"
+    return f"; there are: {', '.join(known)}" if known else "; it takes none"
