@@ -73,28 +73,23 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor, kernel: Kernel) -> Tensor:
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -math.inf)
     mask = mask.to(query.dtype).reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
-    if kernel.broadcast_bias:
-        return mask
     mask = mask.expand(*mask.shape[:3], key.shape[2])
     rest = -key.shape[2] % kernel.bias_alignment
     if rest:
         mask = pad(mask, (0, rest))[..., : key.shape[2]]
     elif mask.stride(-1) != 1:
         mask = mask.contiguous()
-    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    return mask if kernel.broadcast_bias else mask.expand(*query.shape[:3], key.shape[2])
 
 
 def _public_lse(lse: Tensor, call: Call) -> Tensor:
     """lse' as [B, H, Lq], s where no key takes part: the kernels differ in what they leave there."""
     lse = lse[:, :, : call.query.shape[2]].reshape(call.query.shape[:3])
-    if call.mask is None:
+    rows = call.rows_without_keys()
+    if rows is None:
         return lse
-    absent = ~call.mask if call.mask.dtype == torch.bool else torch.isneginf(call.mask)
-    if call.is_causal:
-        shape = call.query.shape[2], call.key.shape[2]
-        absent = absent | torch.ones(shape, dtype=torch.bool, device=absent.device).triu(1)
     sink = call.sink[:, None].to(lse.dtype) if isinstance(call.sink, Tensor) else call.sink
-    return torch.where(absent.all(-1), sink, lse)
+    return torch.where(rows, sink, lse)
 
 
 def _forward(
@@ -142,7 +137,8 @@ def _backward(
         grad_out, query, key, value, bias, Saved(out, lse, rng0, rng1), Options(dropout_p, is_causal, scale)
     )
     if grad_lse is not None:
-        grads = tuple(g[..., :size].contiguous() for g in grads)
+        dq, dk, dv = (g[..., :size].contiguous() for g in grads)
+        grads = dq, dk, dv
     return *grads, grad_sinks
 
 
@@ -183,7 +179,8 @@ def _fake_backward(
     saved = Saved(out, lse, rng0, rng1)
     grads = KERNELS[kernel].backward(grad_out, query, key, value, bias, saved, options)
     if grad_lse is not None:
-        grads = tuple(torch.empty_like(g, memory_format=torch.contiguous_format) for g in grads)
+        dq, dk, dv = (torch.empty_like(g, memory_format=torch.contiguous_format) for g in grads)
+        grads = dq, dk, dv
     return *grads, query.new_empty(0) if sinks is None else torch.empty_like(sinks)
 
 

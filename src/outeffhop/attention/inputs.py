@@ -33,6 +33,16 @@ class Call:
     def empty(self) -> bool:
         return 0 in self.query.shape or 0 in self.key.shape or 0 in self.value.shape
 
+    def rows_without_keys(self) -> Tensor | None:
+        """Queries whose keys are all masked, broadcasting to [..., H, Lq]; None where there cannot be any."""
+        if self.mask is None:  # a causal query sees key 0
+            return None
+        absent = ~self.mask if self.mask.dtype == torch.bool else torch.isneginf(self.mask)
+        if self.is_causal:
+            lengths = self.query.shape[-2], self.key.shape[-2]
+            absent = absent | torch.ones(lengths, dtype=torch.bool, device=absent.device).triu(1)
+        return absent.all(-1)
+
     @property
     def transformed(self) -> bool:
         """Whether torch.func or forward-mode differentiation is at work, which flash kernels know nothing of."""
@@ -145,7 +155,7 @@ def _check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
 def _check_sink(sink: float | Tensor, query: Tensor) -> float | Tensor:
     heads = query.shape[-3]
     if not isinstance(sink, Tensor):
-        if math.isnan(sink) or sink == math.inf:
+        if not sink < math.inf:  # NaN as well
             raise ValueError(f"sink={sink}: log n is a number or -inf (softmax); 0.0 is softmax1")
         return float(sink)
     if not sink.is_floating_point():

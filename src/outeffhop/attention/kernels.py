@@ -58,7 +58,6 @@ class Kernel:
     grouped: bool = True  # takes fewer key than query heads; else they are repeated
     dropout: bool = True
     ragged_causal: bool = True  # top-left causal with Lq ≠ Lk
-    causal_bias: bool = True  # causal and an additive mask at once
 
     def missing(self) -> str | None:
         """Why this installation of PyTorch cannot run the kernel at all."""
@@ -99,8 +98,6 @@ class Kernel:
             return "takes no attn_mask"
         if mask is not None and mask.requires_grad:
             return "gives no gradient to attn_mask, which requires one"
-        if call.is_causal and mask is not None and not self.causal_bias:
-            return "does not take attn_mask and is_causal=True at once"
         if call.is_causal and query.shape[-2] != call.key.shape[-2] and not self.ragged_causal:
             return f"is_causal=True needs as many queries as keys, got {query.shape[-2]} and {call.key.shape[-2]}"
         return None
@@ -194,10 +191,6 @@ KERNELS = {
             capability=(9, 0),
             size_multiple=8,
             largest_size=128,
-            broadcast_bias=False,
-            grouped=False,
-            ragged_causal=False,
-            causal_bias=False,
         ),
         Kernel(
             name="cuda_flash",

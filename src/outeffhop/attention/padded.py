@@ -20,6 +20,8 @@ __all__ = ["attend", "why_not"]
 def why_not(call: Call) -> str | None:
     if call.return_lse:
         return "scaled_dot_product_attention does not give its logsumexp (return_lse=True)"
+    if call.transformed:
+        return "may reach kernels without a rule for torch.func transforms and forward-mode differentiation"
     if call.empty:
         return "does not take tensors without elements"
     return None
@@ -44,6 +46,10 @@ def attend(call: Call) -> tuple[Tensor, None]:
         scale=call.scale,
         enable_gqa=call.grouped,
     )
+    if isinstance(call.sink, Tensor) or call.sink == -math.inf:
+        # without a sink PyTorch's kernels leave what they like in a row without keys
+        rows = call.rows_without_keys()
+        out = out if rows is None else out.masked_fill(rows.unsqueeze(-1), 0.0)
     return out, None
 
 

@@ -54,12 +54,18 @@ def fold_lse_gradient(
     gets 1 and out gets −∂L/∂lse', which adds just that to Δ.
     """
     query, key, value = (pad(t, (0, multiple)) for t in (query, key, value))
-    ones = torch.ones_like(grad_lse, dtype=out.dtype)
-    grad_out, out = (
-        torch.cat([t, pad(column.unsqueeze(-1), (0, multiple - 1))], dim=-1)
-        for t, column in ((grad_out, ones), (out, -grad_lse.to(out.dtype)))
-    )
+    grad_out = _with_column(grad_out, torch.ones_like(grad_lse), multiple)
+    out = _with_column(out, -grad_lse, multiple)
     return grad_out, query, key, value, out
+
+
+def _with_column(t: Tensor, column: Tensor, multiple: int) -> Tensor:
+    """[B, H, L, D] and [B, H, L] → [B, H, L, D + multiple], laid out as [B, L, H, D + multiple].
+
+    One of the kernels' backwards takes its output to lie as its forward would have laid it.
+    """
+    columns = pad(column.to(t.dtype).unsqueeze(-1), (0, multiple - 1))
+    return torch.cat([t.transpose(1, 2), columns.transpose(1, 2)], dim=-1).transpose(1, 2)
 
 
 def _per_head(sink: float | Tensor, lse: Tensor) -> Tensor:

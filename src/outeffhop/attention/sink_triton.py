@@ -98,10 +98,7 @@ if triton is not None:
     ):
         batch, head, row = _rows(heads, padded_length, ROWS)
         column = tl.arange(0, WIDTH)
-        if LEARNED:
-            sink = tl.load(sink_ptr + head).to(tl.float32)
-        else:
-            sink = sink_value
+        sink = tl.load(sink_ptr + head).to(tl.float32) if LEARNED else sink_value
         lse = tl.load(lse_ptr + batch * lse_b + head * lse_h + row * lse_l, mask=row < padded_length, other=0.0)
         # ±inf: a row without keys (see sink.py)
         absent = (lse == float("inf")) | (lse == float("-inf"))

@@ -1,0 +1,125 @@
+"""Side by side measurements: every contender in turn, round after round, so that noise falls on all alike."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Work = Callable[[], object]
+
+
+def times(contenders: dict[str, Work], device: str, seconds: float = 1.0, rounds: int = 10) -> dict[str, float]:
+    """The median milliseconds per call of each contender, over interleaved rounds.
+
+    A round runs each contender back to back for about ``seconds / rounds`` (once at least).
+    """
+    calls = {}
+    for name, work in contenders.items():
+        work()
+        _wait(device)
+        start = time.perf_counter()
+        work()
+        _wait(device)
+        calls[name] = max(1, int(seconds / rounds / max(time.perf_counter() - start, 1e-6)))
+        for _ in range(min(calls[name], 20)):
+            work()
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, work in contenders.items():
+            samples[name].append(_time(work, calls[name], device))
+    return {name: statistics.median(s) for name, s in samples.items()}
+
+
+def graphs(contenders: dict[str, Work], together: int = 10) -> dict[str, Work]:
+    """Each contender as the replay of a CUDA graph of several calls: the device's time without Python's."""
+    captured = {}
+    for name, work in contenders.items():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(together):
+                work()
+        captured[name] = graph.replay
+    return captured
+
+
+def peak_memory(work: Work, device: str) -> float:
+    """The MiB that one call takes at its peak beyond what was there before."""
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    Path("/proc/self/clear_refs").write_text("5")  # the kernel's peak counter starts anew
+    before = _status("VmRSS")
+    work()
+    return (_status("VmHWM") - before) / 1024
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What a reader of the result file needs to know of where it came from."""
+    name = torch.cuda.get_device_name() if device == "cuda" else _processor()
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if device == "cuda" else None,
+        "cudnn": torch.backends.cudnn.version() if device == "cuda" else None,
+        "python": platform.python_version(),
+    }
+
+
+def keep(path: Path, result: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\nwritten to {path}")
+
+
+def _time(work: Work, calls: int, device: str) -> float:
+    if device == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(calls):
+            work()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / calls
+    begin = time.perf_counter()
+    for _ in range(calls):
+        work()
+    return (time.perf_counter() - begin) * 1e3 / calls
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(field)).split()[1])
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()

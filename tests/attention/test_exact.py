@@ -1,0 +1,182 @@
+"""Every backend against an independent float64 reference: outputs and all gradients, every dtype and mask."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from reference import CASES, DEVICES, make, reference_run, run
+
+from outeffhop.attention import BACKENDS, attention, explain
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def _weights(arguments, heads_first=True):
+    generator = torch.Generator().manual_seed(1)
+    query, value = arguments["query"], arguments["value"]
+    out = torch.randn(*query.shape[:-1], value.shape[-1], generator=generator, dtype=torch.float64)
+    lse = torch.randn(query.shape[:-1], generator=generator, dtype=torch.float64)
+    return out.to(query.device), lse.to(query.device)
+
+
+def _assert_as_exact_as_eager(found, eager, truth, dtype, context, kernel_error):
+    """At most twice eager's error; where eager is right to rounding, to rounding as well.
+
+    PyTorch's CPU kernel takes a faster, rougher exp in float32 and is itself up to three times as far
+    off as eager when scores are large. There, what it makes of plain softmax is the measure, with a
+    quarter for the sink's own rounding.
+    """
+    assert found.keys() == truth.keys() == eager.keys()
+    for name, expected in truth.items():
+        infinite = torch.isinf(expected)
+        assert torch.equal(found[name][infinite], expected[infinite]), f"{context}: {name}"
+        norm = expected[~infinite].norm()
+        error = (found[name] - expected)[~infinite].norm()
+        allowed = 2 * (eager[name] - expected)[~infinite].norm() + 2 * torch.finfo(dtype).eps * norm + 1e-300
+        if error > allowed and dtype == torch.float32:
+            allowed = torch.maximum(allowed, 1.25 * kernel_error() * norm)
+        assert error <= allowed, f"{context}: {name} is off by {error / norm:.1e}, allowed {allowed / norm:.1e}"
+
+
+def _error_of_plain_softmax(arguments, weights):
+    """The largest relative error of PyTorch's own attention, over its output and gradients, in this call."""
+    plain = {k: v for k, v in arguments.items() if k not in ("sink", "return_lse")}
+    truth = reference_run(plain | {"sink": -math.inf}, weights)
+    found = run(torch.nn.functional.scaled_dot_product_attention, plain, weights)
+    return max((found[name] - expected).norm() / expected.norm() for name, expected in truth.items())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_outputs_and_gradients(device, backend, name, dtype):
+    arguments = make(CASES[name], dtype, device)
+    why = explain(**arguments).reasons[backend]
+    if why is not None:
+        with pytest.raises(ValueError, match="cannot serve this call"):
+            attention(**arguments, backend=backend)
+        return
+    out_weights, _ = _weights(arguments)
+    truth = reference_run(arguments, out_weights)
+    eager = run(lambda **a: attention(**a, backend="eager"), arguments, out_weights)
+    found = run(lambda **a: attention(**a, backend=backend), arguments, out_weights)
+    plain_error = partial(_error_of_plain_softmax, arguments, out_weights)
+    _assert_as_exact_as_eager(found, eager, truth, dtype, f"{backend}, {name}", plain_error)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_logsumexp_and_its_gradient(device, backend, name, dtype):
+    arguments = make(CASES[name], dtype, device) | {"return_lse": True}
+    why = explain(**arguments).reasons[backend]
+    if why is not None:
+        with pytest.raises(ValueError, match="cannot serve this call"):
+            attention(**arguments, backend=backend)
+        return
+    weights = _weights(arguments)
+    truth = reference_run(arguments, *weights)
+    eager = run(lambda **a: attention(**a, backend="eager"), arguments, *weights)
+    found = run(lambda **a: attention(**a, backend=backend), arguments, *weights)
+    plain_error = partial(_error_of_plain_softmax, arguments, weights[0])
+    _assert_as_exact_as_eager(found, eager, truth, dtype, f"{backend}, {name}, lse", plain_error)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "padded", "eager"])
+@pytest.mark.parametrize("name", ["causal_learned_sink", "masked_rows_learned_sink", "grouped", "wide_value"])
+def test_gradcheck(backend, name):
+    arguments = make(CASES[name], torch.float64, "cpu")
+    small = {k: v for k, v in arguments.items() if not isinstance(v, torch.Tensor)}
+    tensors = {k: v for k, v in arguments.items() if isinstance(v, torch.Tensor) and v.requires_grad}
+    for k in ("query", "key", "value"):  # a corner is enough, and numerical differentiation is slow
+        tensors[k] = tensors[k][:1, :, :4, :6].detach().clone().requires_grad_()
+    if "attn_mask" in arguments:
+        small["attn_mask"] = arguments["attn_mask"][:1, :, :4, :4]
+
+    def function(*values):
+        return attention(**dict(zip(tensors, values, strict=True)), **small, backend=backend)
+
+    assert torch.autograd.gradcheck(function, tuple(tensors.values()))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_logsumexp_gradient_is_not_dropped(device, backend):
+    # one key: out = 2·sigmoid(q), so dq = 2·σ(1)(1 − σ(1)); scaling softmax's output under autograd gives 0
+    dtype = torch.float64 if device == "cpu" else torch.float32
+    if backend in ("cudnn", "cuda_flash"):
+        dtype = torch.bfloat16
+    query = torch.ones(1, 1, 1, 1, device=device, dtype=dtype, requires_grad=True)
+    key, value = torch.ones_like(query).detach(), torch.full_like(query, 2.0).detach()
+    if explain(query, key, value, scale=1.0).reasons[backend] is not None:
+        pytest.skip(f"{backend} does not serve {device}")
+    out = attention(query, key, value, scale=1.0, backend=backend)
+    (grad,) = torch.autograd.grad(out, query)
+    assert grad.item() == pytest.approx(0.39322387, rel=1e-6 if dtype != torch.bfloat16 else 1e-2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_dropout_keeps_the_mean_and_its_gradient(device, backend):
+    dtype = torch.float32 if backend in ("padded", "eager", "efficient", "cpu") else torch.bfloat16
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(2, 2, 64, 16, generator=generator).to(device, dtype) for _ in range(2))
+    value = torch.ones(2, 2, 64, 16, device=device, dtype=dtype, requires_grad=True)
+    if explain(query, key, value, dropout_p=0.25).reasons[backend] is not None:
+        pytest.skip(f"{backend} has no dropout on {device}")
+    torch.manual_seed(0)
+    out = attention(query, key, value, dropout_p=0.25, backend=backend)
+    plain = attention(query, key, value, backend="eager")
+    assert not torch.allclose(out, plain, atol=1e-2)
+    assert out.mean().item() == pytest.approx(plain.mean().item(), rel=0.05)
+    # the backward replays the forward's dropout: out is linear in value, so ⟨∂out, value⟩ = out
+    (grad,) = torch.autograd.grad(out, value, torch.ones_like(out))
+    assert (grad * value).sum().item() == pytest.approx(out.sum().item(), rel=1e-3 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "batch", "size"), [(0, 5, 2, 4), (5, 0, 2, 4), (0, 0, 2, 4), (3, 3, 0, 4), (3, 3, 2, 0)]
+)
+def test_tensors_without_elements(queries, keys, batch, size):
+    query = torch.randn(batch, 2, queries, size, requires_grad=True)
+    key, value = (torch.randn(batch, 2, keys, d, requires_grad=True) for d in (size, 3))
+    out, lse = attention(query, key, value, return_lse=True, sink=0.5)
+    assert out.shape == (batch, 2, queries, 3)
+    if keys == 0:
+        assert torch.equal(out, torch.zeros_like(out))
+        assert torch.equal(lse, torch.full_like(lse, 0.5))
+    (out.sum() + lse.sum()).backward()
+    assert query.grad.shape == query.shape
+    assert torch.isfinite(query.grad).all()
+
+
+def test_mask_that_requires_a_gradient_gets_it():
+    arguments = make(CASES["additive_mask"], torch.float64, "cpu")
+    mask = arguments["attn_mask"].requires_grad_()
+    out_weights, _ = _weights(arguments)
+    assert explain(**arguments).chosen not in ("cpu",)
+    found = run(attention, arguments, out_weights)
+    truth = reference_run(arguments, out_weights)
+    assert torch.allclose(found["grad_attn_mask"], truth["grad_attn_mask"])
+    assert mask.requires_grad
+
+
+@pytest.mark.parametrize("dims", [2, 3, 5])
+def test_other_numbers_of_dimensions(dims):
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, 3, 2, 9, 8)[-dims:]
+    query, key, value = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    out, lse = attention(query, key, value, return_lse=True, is_causal=True)
+    from reference import reference
+
+    expected = (
+        reference(query[None], key[None], value[None], is_causal=True)
+        if dims == 2
+        else reference(query, key, value, is_causal=True)
+    )
+    assert torch.allclose(out, expected[0].reshape(out.shape))
+    assert lse.shape == shape[:-1]
+    assert torch.allclose(lse, expected[1].reshape(lse.shape))
