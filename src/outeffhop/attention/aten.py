@@ -43,19 +43,25 @@ def attend(name: str, call: Call) -> tuple[Tensor, Tensor | None]:
     size = max(query.shape[-1], value.shape[-1])
     size = -(-size // kernel.size_multiple) * kernel.size_multiple
     query, key, value = (_last_dim(t, size) for t in (query, key, value))
-    learned = isinstance(call.sink, Tensor)
-    out, lse, _, _ = _attend(
+    sinks, sink = (call.sink, 0.0) if isinstance(call.sink, Tensor) else (None, call.sink)
+    inputs = (
         query,
         key,
         value,
         None if call.mask is None else _bias(call.mask, query, key, kernel),
-        call.sink if learned else None,
-        0.0 if learned else call.sink,
+        sinks,
+        sink,
         call.dropout_p,
         call.is_causal,
         call.scale,
         name,
     )
+    if not _plain(query, key, value):
+        out, lse, _, _ = _attend(*inputs)
+    elif call.needs_grad:
+        out, lse, _, _ = _Attend.apply(True, *inputs)
+    else:
+        out, lse, _, _ = _forward(*inputs)
     if out.shape[-1] != call.value.shape[-1]:
         out = out[..., : call.value.shape[-1]]
     return out, _public_lse(lse, call) if call.return_lse else None
@@ -184,15 +190,17 @@ def _fake_backward(
     return *grads, query.new_empty(0) if sinks is None else torch.empty_like(sinks)
 
 
-# Old-style Functions, with ctx in forward: setup_context and torch.library.register_autograd cost
-# 20 to 40 µs more a call, which short sequences on a GPU would pay.
+# Python's share of a call is what short sequences on a GPU wait for. So the Functions are old-style,
+# with ctx in forward (setup_context and torch.library.register_autograd cost 20 to 40 µs more), and where
+# nothing traces or watches the dispatcher they call the kernels directly instead of through the op.
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, *inputs):  # type: ignore[no-untyped-def]
-        output = _below_autograd(_attend, inputs)
+    def forward(ctx, direct, *inputs):  # type: ignore[no-untyped-def]
+        output = _forward(*inputs) if direct else _below_autograd(_attend, inputs)
         query, key, value, bias, sinks, _, *ctx.options = inputs
+        ctx.direct = direct
         ctx.save_for_backward(query, key, value, bias, sinks, *output)
         ctx.set_materialize_grads(False)
         return output
@@ -204,15 +212,15 @@ class _Attend(torch.autograd.Function):
             grad_out = torch.zeros_like(out)
         if grad_lse is not None:
             grad_lse = grad_lse[:, :, : out.shape[2]].reshape(out.shape[:3])
-        *grads, grad_sinks = _attend_backward(
-            grad_out, grad_lse, query, key, value, bias, sinks, out, lse, rng0, rng1, *ctx.options
-        )
-        return *grads, None, None if sinks is None else grad_sinks, None, None, None, None, None
+        # with gradients enabled a second derivative is prepared for, which the op refuses
+        run = _backward if ctx.direct and not torch.is_grad_enabled() else _attend_backward
+        *grads, grad_sinks = run(grad_out, grad_lse, query, key, value, bias, sinks, out, lse, rng0, rng1, *ctx.options)
+        return None, *grads, None, None if sinks is None else grad_sinks, None, None, None, None, None
 
 
 class _AttendBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, *inputs):  # type: ignore[no-untyped-def]
+    def forward(ctx, direct, *inputs):  # type: ignore[no-untyped-def]
         ctx.kernel = inputs[-1]
         return _below_autograd(_attend_backward, inputs)
 
@@ -231,8 +239,18 @@ def _below_autograd(op, inputs):  # type: ignore[no-untyped-def]
 
 def _autograd(function: type[torch.autograd.Function], op, *inputs):  # type: ignore[no-untyped-def]
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs):
-        return function.apply(*inputs)
+        return function.apply(False, *inputs)
     return _below_autograd(op, inputs)
+
+
+def _plain(*tensors: Tensor) -> bool:
+    """Whether nothing but autograd looks on: no trace, no dispatch mode, no tensor subclass."""
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_tracing_state() is None
+        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+    )
 
 
 _attend = torch.ops.outeffhop.attend.default

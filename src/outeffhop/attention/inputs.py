@@ -96,7 +96,7 @@ def prepare(
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under autocast the inputs drop to its dtype, as those of scaled_dot_product_attention do."""
     device = tensors[0].device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)

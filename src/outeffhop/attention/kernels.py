@@ -26,7 +26,7 @@ class Saved(NamedTuple):
 
     out: Tensor  # [B, H, Lq, Dv]
     lse: Tensor  # [B, H, Lq or more, ...], in the kernel's own layout
-    rng0: Tensor  # with rng1 replays the dropout
+    rng0: Tensor  # with rng1 replays the dropout; both empty where there is none
     rng1: Tensor
 
 
@@ -34,6 +34,12 @@ class Options(NamedTuple):
     dropout_p: float
     is_causal: bool
     scale: float
+
+
+def _saved(out: Tensor, lse: Tensor, rng0: Tensor, rng1: Tensor, dropout_p: float) -> Saved:
+    if dropout_p == 0:  # the kernels leave unwritten memory there, on a device of their choice
+        rng0, rng1 = (torch.empty(0, dtype=torch.int64, device=out.device) for _ in range(2))
+    return Saved(out, lse, rng0, rng1)
 
 
 Grads = tuple[Tensor, Tensor, Tensor]
@@ -58,6 +64,7 @@ class Kernel:
     grouped: bool = True  # takes fewer key than query heads; else they are repeated
     dropout: bool = True
     ragged_causal: bool = True  # top-left causal with Lq ≠ Lk
+    one_by_one: bool = True  # one query with one key
 
     def missing(self) -> str | None:
         """Why this installation of PyTorch cannot run the kernel at all."""
@@ -98,6 +105,8 @@ class Kernel:
             return "takes no attn_mask"
         if mask is not None and mask.requires_grad:
             return "gives no gradient to attn_mask, which requires one"
+        if query.shape[-2] == call.key.shape[-2] == 1 and not self.one_by_one:
+            return "does not take one query with one key"
         if call.is_causal and query.shape[-2] != call.key.shape[-2] and not self.ragged_causal:
             return f"is_causal=True needs as many queries as keys, got {query.shape[-2]} and {call.key.shape[-2]}"
         return None
@@ -107,8 +116,7 @@ def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Option
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, o.dropout_p, o.is_causal, attn_mask=bias, scale=o.scale
     )
-    none = torch.empty(0, dtype=torch.int64, device=q.device)
-    return Saved(out, lse, none, torch.empty_like(none))
+    return _saved(out, lse, lse, lse, dropout_p=0.0)
 
 
 def _cpu_backward(
@@ -123,7 +131,7 @@ def _flash_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Opti
     out, lse, _, _, _, _, rng0, rng1, _ = aten._scaled_dot_product_flash_attention(
         q, k, v, o.dropout_p, o.is_causal, False, scale=o.scale
     )
-    return Saved(out, lse, rng0, rng1)
+    return _saved(out, lse, rng0, rng1, o.dropout_p)
 
 
 def _flash_backward(
@@ -140,7 +148,7 @@ def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Opti
     out, lse, _, _, _, _, rng0, rng1, _ = aten._scaled_dot_product_cudnn_attention(
         q, k, v, bias, True, o.dropout_p, o.is_causal, False, scale=o.scale
     )
-    return Saved(out, lse, rng0, rng1)
+    return _saved(out, lse, rng0, rng1, o.dropout_p)
 
 
 def _cudnn_backward(
@@ -154,9 +162,10 @@ def _cudnn_backward(
 
 
 def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
-    return Saved(
-        *aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, o.dropout_p, o.is_causal, scale=o.scale)
+    out, lse, rng0, rng1 = aten._scaled_dot_product_efficient_attention(
+        q, k, v, bias, True, o.dropout_p, o.is_causal, scale=o.scale
     )
+    return _saved(out, lse, rng0, rng1, o.dropout_p)
 
 
 def _efficient_backward(
@@ -191,6 +200,7 @@ KERNELS = {
             capability=(9, 0),
             size_multiple=8,
             largest_size=128,
+            one_by_one=False,
         ),
         Kernel(
             name="cuda_flash",
