@@ -139,7 +139,7 @@ def contenders(query: Tensor, key: Tensor, value: Tensor, extra: dict[str, Any])
         found[f"sdpa {backend.name.split('_')[0].lower()}"] = vanilla
     found["sdpa"] = lambda q, k, v: scaled_dot_product_attention(q, k, v, **extra)
     for name in ["auto", *BACKENDS]:
-        if name != "auto" and explanation.reasons[name] is not None:
+        if name == explanation.chosen or (name != "auto" and explanation.reasons[name] is not None):
             continue
         scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
         if name == "eager" and scores > 2**31:

@@ -93,6 +93,7 @@ CASES: dict[str, Case] = {
     "softmax_4": Case(arguments={"sink": math.log(4)}),
     "large_sink": Case(arguments={"sink": 30.0}),
     "learned_sink": Case(arguments={"sink": "learned"}),
+    "scalar_sink": Case(arguments={"sink": "learned scalar"}),
     "causal": Case(arguments={"is_causal": True}),
     "causal_longer_keys": Case((2, 2, 33, 63, 16), arguments={"is_causal": True}),
     "causal_longer_queries": Case((2, 2, 63, 33, 16), arguments={"is_causal": True}),
@@ -135,8 +136,9 @@ def make(case: Case, dtype: torch.dtype, device: str, seed: int = 0) -> dict[str
         value=tensor(batch, groups, keys, value_size),
         **case.arguments,
     )
-    if arguments.get("sink") == "learned":
-        sink = torch.randn(heads, generator=generator, dtype=torch.float64)
+    if arguments.get("sink") in ("learned", "learned scalar"):
+        shape = (heads,) if arguments["sink"] == "learned" else ()
+        sink = torch.randn(shape, generator=generator, dtype=torch.float64)
         arguments["sink"] = sink.to(device, torch.promote_types(dtype, torch.float32)).requires_grad_()
     if case.mask is not None:
         mask = case.mask((batch, heads, queries, keys), generator)

@@ -180,3 +180,14 @@ def test_other_numbers_of_dimensions(dims):
     assert torch.allclose(out, expected[0].reshape(out.shape))
     assert lse.shape == shape[:-1]
     assert torch.allclose(lse, expected[1].reshape(lse.shape))
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="there is no CUDA device")
+@pytest.mark.parametrize("backend", ["cudnn", "cuda_flash", "efficient"])
+@pytest.mark.parametrize("name", ["plain", "causal_learned_sink", "padding_learned_sink", "masked_rows", "scalar_sink"])
+def test_without_triton(backend, name, monkeypatch):
+    from outeffhop.attention import sink_triton
+
+    monkeypatch.setattr(sink_triton, "triton", None)
+    for test in (test_outputs_and_gradients, test_logsumexp_and_its_gradient):
+        test("cuda", backend, name, torch.bfloat16)

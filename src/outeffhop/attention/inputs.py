@@ -27,11 +27,11 @@ class Call:
 
     @property
     def grouped(self) -> bool:
-        return self.query.shape[-3] != self.key.shape[-3]
+        return bool(self.query.shape[-3] != self.key.shape[-3])
 
     @property
     def empty(self) -> bool:
-        return 0 in self.query.shape or 0 in self.key.shape or 0 in self.value.shape
+        return self.query.numel() == 0 or self.key.numel() == 0 or self.value.numel() == 0
 
     def rows_without_keys(self) -> Tensor | None:
         """Queries whose keys are all masked, broadcasting to [..., H, Lq]; None where there cannot be any."""

@@ -22,18 +22,19 @@ def serves(out: Tensor) -> bool:
 
 def apply_sink(out: Tensor, lse: Tensor, sink: float | Tensor) -> tuple[Tensor, Tensor]:
     """As sink.apply_sink: one read and one write of ``out``, which is overwritten."""
-    new_lse = torch.empty_like(lse)
+    new_lse = torch.empty_strided(lse.shape, lse.stride(), dtype=lse.dtype, device=lse.device)
     learned = isinstance(sink, Tensor)
     grid, blocks = _grid(out, lse.shape[2])
     _apply_sink_kernel[grid](
         out,
         lse,
         new_lse,
-        sink if learned else lse,  # a pointer is needed, and not read, for a constant sink
+        sink.contiguous()
+        if isinstance(sink, Tensor)
+        else lse,  # a pointer is needed, and not read, for a constant sink
         0.0 if learned else sink,
         *out.stride()[:3],
         *lse.stride()[:3],
-        *new_lse.stride()[:3],
         out.shape[1],
         out.shape[2],
         lse.shape[2],
@@ -53,9 +54,10 @@ def row_dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _grid(t: Tensor, length: int) -> tuple[tuple[int], dict[str, Any]]:
-    width = triton.next_power_of_2(t.shape[3])
-    rows = max(1, min(4096 // width, triton.next_power_of_2(length)))
-    return (triton.cdiv(length, rows) * t.shape[0] * t.shape[1],), {"ROWS": rows, "WIDTH": width}
+    """One program for 2048 elements, whole rows: the fastest size on an H200, by a little."""
+    width = 1 << (t.shape[3] - 1).bit_length()
+    rows = max(1, 2048 // width)
+    return (-(-length // rows) * t.shape[0] * t.shape[1],), {"ROWS": rows, "WIDTH": width}
 
 
 if triton is not None:
@@ -85,9 +87,6 @@ if triton is not None:
         lse_b,
         lse_h,
         lse_l,
-        new_b,
-        new_h,
-        new_l,
         heads,
         length,
         padded_length,
@@ -106,7 +105,7 @@ if triton is not None:
         top = tl.where(absent, 0.0, top)
         new_lse = top + tl.log(tl.exp(lse - top) + tl.exp(sink - top))
         new_lse = tl.where(new_lse == float("-inf"), float("inf"), new_lse)
-        tl.store(new_lse_ptr + batch * new_b + head * new_h + row * new_l, new_lse, mask=row < padded_length)
+        tl.store(new_lse_ptr + batch * lse_b + head * lse_h + row * lse_l, new_lse, mask=row < padded_length)
         at = out_ptr + batch * out_b + head * out_h + row[:, None] * out_l + column[None, :]
         inside = (row < length)[:, None] & (column < size)[None, :]
         out = tl.load(at, mask=inside, other=0.0).to(tl.float32)

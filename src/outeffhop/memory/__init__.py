@@ -1,0 +1,12 @@
+"""Associative memory: store patterns, classify outliers, look at energies, retrieve. Nothing is learned here.
+
+``HopfieldMemory`` is the memory, ``NoOp`` the classification of its outliers, ``ShardedMemory`` the
+same memory over several processes.
+"""
+
+from outeffhop.memory.noop import Extended, NoOp, extend
+from outeffhop.memory.retrieval import Retrieval
+from outeffhop.memory.sharded import ShardedMemory
+from outeffhop.memory.store import HopfieldMemory
+
+__all__ = ["HopfieldMemory", "Retrieval", "NoOp", "Extended", "extend", "ShardedMemory"]

@@ -1,0 +1,65 @@
+"""What a caller hands to a memory, checked once; every error names the argument, its value and the remedy."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from outeffhop.methods import Method
+
+__all__ = ["check_beta", "check_method", "check_patterns", "check_queries"]
+
+
+def check_patterns(patterns: Tensor, name: str = "patterns", *, may_be_empty: bool = False) -> Tensor:
+    """[M, d], floating point and finite; detached, since nothing is learned here."""
+    if not isinstance(patterns, Tensor):
+        raise TypeError(f"{name} is a {type(patterns).__name__}: a tensor [M, d], one pattern per row, is needed")
+    if not patterns.is_floating_point():
+        raise TypeError(f"{name} has dtype {patterns.dtype}: floating point is needed; {name}.float() converts it")
+    if patterns.dim() != 2 or patterns.shape[1] == 0:
+        raise ValueError(f"{name} has shape {tuple(patterns.shape)}: [M, d], one pattern per row, is needed")
+    if patterns.shape[0] == 0 and not may_be_empty:
+        raise ValueError(f"{name} has shape {tuple(patterns.shape)}: a memory holds at least one pattern")
+    finite = torch.isfinite(patterns).all(1)
+    if not finite.all():
+        first = int((~finite).nonzero()[0])
+        raise ValueError(
+            f"{name}: {int((~finite).sum())} of {len(patterns)} rows hold NaN or infinity, the first is row {first}; "
+            "leave them out or repair them"
+        )
+    return patterns.detach()
+
+
+def check_queries(x: Tensor, patterns: Tensor) -> Tensor:
+    """[..., d] of the memory's size, dtype and device."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x is a {type(x).__name__}: a tensor [..., {patterns.shape[1]}] is needed")
+    if x.dim() == 0 or x.shape[-1] != patterns.shape[1]:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)} and the patterns have size {patterns.shape[1]}: "
+            f"[..., {patterns.shape[1]}] is needed"
+        )
+    if x.dtype != patterns.dtype:
+        raise TypeError(f"x has dtype {x.dtype} and the memory {patterns.dtype}: bring one to the other with .to()")
+    if x.device != patterns.device:
+        raise ValueError(f"x is on {x.device} and the memory on {patterns.device}: bring one to the other with .to()")
+    return x
+
+
+def check_beta(beta: float) -> float:
+    beta = float(beta)
+    if not 0.0 < beta < math.inf:
+        raise ValueError(f"beta={beta}: the inverse temperature is finite and greater than 0")
+    return beta
+
+
+def check_method(method: str | Method) -> Method:
+    parsed = Method.parse(method)
+    if parsed.gate is not None:
+        raise ValueError(
+            f"method={str(parsed)!r} has a gate, which is learned from a layer's input; a memory learns nothing: "
+            "give the method without its gate, such as 'vanilla' or 'outeffhop'"
+        )
+    return parsed

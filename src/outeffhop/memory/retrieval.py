@@ -1,0 +1,120 @@
+"""Retrieval as an iteration: x ← T(x), each query for itself, until it rests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Retrieval", "Update", "iterate"]
+
+
+@dataclass(frozen=True, eq=False)
+class Retrieval:
+    """What a memory answers to queries x [..., d].
+
+    Attributes:
+        state: [..., d], the queries after their last update.
+        steps: [...], how many updates each took.
+        converged: [...], whether the last update moved the query by at most the tolerance.
+        energy: [T + 1, ...], before the first and after each of the T updates, constant once a query
+            rests; None unless asked for.
+        no_op: [...], the no-op patterns' weight in the last update, n/(n + Σ exp) = 1 − γ; 0 for models
+            without them.
+    """
+
+    state: Tensor
+    steps: Tensor
+    converged: Tensor
+    energy: Tensor | None
+    no_op: Tensor
+
+
+class Update(NamedTuple):
+    """T(x) for queries x [Q, d]."""
+
+    state: Tensor  # [Q, d]
+    no_op: Tensor  # [Q]
+    energy: Tensor | None  # [Q], of x, not of the new state
+
+
+def iterate(
+    update: Callable[[Tensor], Update],
+    x: Tensor,
+    steps: int | None,
+    tol: float,
+    max_steps: int,
+    trace: bool,
+    agree: Callable[[Tensor], Tensor] = lambda stop: stop,
+) -> Retrieval:
+    """``steps`` updates of every query, or (None) each query's updates until it moves no more.
+
+    A query that rests leaves the batch, so neither its result nor the work depends on the others.
+    ``agree`` lets several processes that iterate together take one decision about who stops.
+    """
+    limit = _check_steps(steps, tol, max_steps)
+    lead, device = x.shape[:-1], x.device
+    # two roundings of one number differ by up to the dtype's resolution: closer than that none can come
+    tol = max(tol, torch.finfo(x.dtype).eps)
+    state = x.reshape(-1, x.shape[-1])  # [Q, d]
+    active = torch.arange(len(state), device=device)
+    taken = torch.zeros(len(state), dtype=torch.long, device=device)
+    converged = torch.zeros(len(state), dtype=torch.bool, device=device)
+    left: list[tuple[Tensor, Tensor, Tensor]] = []  # index, state, no_op of those that stopped
+    energies: list[Tensor] = []
+    for step in range(1, limit + 1):
+        after = update(state)
+        new = after.state.to(x.dtype)
+        if after.energy is not None and trace:
+            energies.append(energies[-1].index_copy(0, active, after.energy) if energies else after.energy)
+        change, bound = _norm(new - state), tol * _norm(state).clamp(min=1.0)
+        # a NaN query is no closer to rest than another, but will never be: it stops as well
+        stop = ~(change > bound) if steps is None and step < limit else torch.full_like(active, step == limit).bool()
+        stop = agree(stop)
+        taken[active] = step
+        converged[active] = change <= bound
+        if stop.any() or len(stop) == 0:
+            left.append((active[stop], new[stop], after.no_op[stop]))
+            active, new = active[~stop], new[~stop]
+        state = new
+        if len(active) == 0:
+            break
+    index, states, no_op = (torch.cat(parts) for parts in zip(*left, strict=True))
+    order = index.argsort()
+    state = states[order]
+    energy = _trace(energies, taken, update(state).energy).reshape(-1, *lead) if trace else None
+    return Retrieval(
+        state=state.reshape(x.shape),
+        steps=taken.reshape(lead),
+        converged=converged.reshape(lead),
+        energy=energy,
+        no_op=no_op[order].reshape(lead),
+    )
+
+
+def _trace(energies: list[Tensor], taken: Tensor, last: Tensor | None) -> Tensor:
+    """Energies before each update, then those of the final states, from where each query stopped on.  [T + 1, Q]"""
+    if last is None:
+        raise ValueError("trace=True: the update gives no energy")
+    stacked = torch.stack([*energies, last])
+    step = torch.arange(len(stacked), device=last.device)
+    return torch.where(step[:, None] >= taken, last, stacked)
+
+
+def _norm(x: Tensor) -> Tensor:
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return torch.linalg.vector_norm(x.detach(), dim=-1, dtype=wide)
+
+
+def _check_steps(steps: int | None, tol: float, max_steps: int) -> int:
+    """The largest number of updates."""
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps={steps}: at least 1, or None to go on until each query rests")
+    if max_steps < 1:
+        raise ValueError(f"max_steps={max_steps}: at least 1 is needed")
+    if not tol >= 0.0:
+        raise ValueError(f"tol={tol}: a number not less than 0 is needed")
+    return max_steps if steps is None else steps

@@ -1,0 +1,62 @@
+"""A memory as a safetensors file, written so that no moment finds it half done."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outeffhop.memory.noop import NoOp
+
+__all__ = ["save", "reading"]
+
+_FORMAT = "outeffhop.memory.1"
+
+
+def save(path: str | os.PathLike[str], stored: Tensor, beta: float, method: str, no_op: NoOp | None) -> None:
+    target = Path(path)
+    if target.is_dir():
+        raise ValueError(f"path={str(target)!r} is a folder: the name of a file is needed")
+    tensors = {"patterns": stored.contiguous()}
+    metadata = {"format": _FORMAT, "beta": repr(beta), "method": method}
+    if no_op is not None:
+        tensors["outliers"] = no_op.outliers.contiguous()
+        metadata["distinct"] = str(no_op.distinct)
+    # in the same folder, since os.replace is atomic within one file system alone
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        save_file(tensors, beside, metadata)
+        with open(beside, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def reading(
+    path: str | os.PathLike[str], device: torch.device | str
+) -> Iterator[tuple[Tensor, float, str, NoOp | None]]:
+    """Patterns, β, method and classification; whatever is wrong with them becomes a ValueError that names the file."""
+    source = Path(path)
+    if not source.is_file():
+        raise FileNotFoundError(f"path={str(source)!r}: there is no such file")
+    try:
+        with safe_open(source, framework="pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT:
+                raise ValueError(f"its format is {metadata.get('format')!r}, not {_FORMAT!r}")
+            names = set(file.keys())
+            no_op = None
+            if "outliers" in names:
+                no_op = NoOp(file.get_tensor("outliers"), metadata["distinct"] == "True")
+            yield file.get_tensor("patterns"), float(metadata["beta"]), metadata["method"], no_op
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise ValueError(f"{source} is not a memory saved by HopfieldMemory.save, or is damaged: {error}") from error

@@ -1,0 +1,215 @@
+"""The same memory over the processes of torch.distributed: each holds a slice of the patterns.
+
+Softmax over all patterns is a mean of the slices' softmax outputs, weighted by exp(lse) of each
+slice. So every process retrieves from its own slice with fused attention, and (output, lse) is all
+that travels: Q·(d + 2) numbers per update, however many patterns there are. The result is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from outeffhop.memory.energy import energy
+from outeffhop.memory.inputs import check_beta, check_method, check_patterns, check_queries
+from outeffhop.memory.noop import NoOp, check_size
+from outeffhop.memory.retrieval import Retrieval, Update, iterate
+from outeffhop.memory.store import effective_normalizer, fused_update
+from outeffhop.methods import Method, SoftmaxN
+
+__all__ = ["ShardedMemory"]
+
+
+class ShardedMemory:
+    """``HopfieldMemory`` over the ranks of a process group, for the softmax models.
+
+    Every rank makes it with its own patterns and calls it with the same queries; every rank gets the
+    same answer. Sparse, GSH and polynomial weights need all scores of a query at once and are refused.
+
+    Args:
+        patterns: this rank's slice [m, d]; m may differ between ranks, and be 0 on some.
+        beta, method: as for ``HopfieldMemory``, the same on every rank.
+        no_op: the classification of this rank's patterns; on every rank or on none.
+        group: the ranks that share the memory; all by default.
+    """
+
+    def __init__(
+        self,
+        patterns: Tensor,
+        beta: float = 1.0,
+        method: str | Method = "outeffhop",
+        no_op: NoOp | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise ValueError("torch.distributed has no process group: init_process_group() first, or run by torchrun")
+        self._group = group
+        facts: dict[str, Any] = {}
+        error: str | None = None
+        try:
+            facts = self._take(patterns, beta, method, no_op)
+        except (ValueError, TypeError) as problem:
+            error = str(problem)
+        # one rank that raised alone would leave the others waiting for it
+        everywhere: list[tuple[dict[str, Any], str | None]] = [({}, None)] * dist.get_world_size(group)
+        dist.all_gather_object(everywhere, (facts, error), group=group)
+        self._check(everywhere)
+        each = [facts for facts, _ in everywhere]
+        self._size = sum(f["active"] for f in each)
+        self._total = sum(f["stored"] for f in each)
+        self._largest = max(f["largest"] for f in each)
+        count = None if no_op is None else (sum(f["outliers"] for f in each) if no_op.distinct else 1)
+        normalizer = effective_normalizer(self.method, count)
+        if not isinstance(normalizer, SoftmaxN):
+            raise ValueError(f"method={str(self.method)!r} is no softmax model")
+        self._normalizer = normalizer
+
+    @classmethod
+    def split(
+        cls,
+        patterns: Tensor,
+        beta: float = 1.0,
+        method: str | Method = "outeffhop",
+        no_op: NoOp | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> ShardedMemory:
+        """From patterns [M, d] that every rank has; each keeps its part, the first ranks one more where M is uneven."""
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        if no_op is not None:
+            check_size(no_op, len(patterns))
+            no_op = NoOp(no_op.outliers.tensor_split(ranks)[rank], no_op.distinct)
+        return cls(patterns.tensor_split(ranks)[rank], beta, method, no_op, group)
+
+    @property
+    def patterns(self) -> Tensor:
+        """This rank's patterns that take part in retrieval."""
+        return self._active
+
+    @property
+    def n(self) -> float:
+        """How many no-op patterns retrieval counts."""
+        return self._normalizer.n
+
+    @torch.no_grad()
+    def retrieve(
+        self, x: Tensor, steps: int | None = 1, *, tol: float = 1e-4, max_steps: int = 1000, trace: bool = False
+    ) -> Retrieval:
+        """As ``HopfieldMemory.retrieve``, without gradients; every rank calls it with the same queries."""
+        self._check_same(x)
+        return iterate(self._update, x, steps, tol, max_steps, trace, agree=self._as_first_rank)
+
+    @torch.no_grad()
+    def energy(self, x: Tensor) -> Tensor:
+        """H(x) of the whole memory.  [...]"""
+        self._check_same(x)
+        values = self._update(x.reshape(-1, x.shape[-1])).energy
+        return values.reshape(x.shape[:-1])  # type: ignore[union-attr]
+
+    def __len__(self) -> int:
+        """All patterns of all ranks."""
+        return self._total
+
+    def __repr__(self) -> str:
+        here, ranks = len(self._active), dist.get_world_size(self._group)
+        return (
+            f"ShardedMemory({self._total} patterns of size {self._active.shape[1]} over {ranks} ranks, {here} active "
+            f"here; {self.method}, beta={self.beta:g})"
+        )
+
+    def _take(self, patterns: Tensor, beta: float, method: str | Method, no_op: NoOp | None) -> dict[str, Any]:
+        """This rank's arguments, checked; what the others need to know of them."""
+        self.beta, self.method = check_beta(beta), check_method(method)
+        if not isinstance(self.method.normalizer, SoftmaxN):
+            raise ValueError(
+                f"method={str(self.method)!r}: its weights need all scores of a query at once, and slices hold theirs "
+                "apart; 'vanilla' and 'outeffhop' combine exactly. HopfieldMemory takes every method"
+            )
+        stored = check_patterns(patterns, may_be_empty=True)
+        active = stored
+        if no_op is not None:
+            check_size(no_op, len(stored))
+            active = stored[~no_op.outliers.to(stored.device)]
+        self._active = active.clone(memory_format=torch.contiguous_format)
+        norms = torch.linalg.vector_norm(active, dim=1, dtype=_wide(active.dtype))
+        return {
+            "same": (
+                ("size", active.shape[1]),
+                ("dtype", str(active.dtype)),
+                ("beta", self.beta),
+                ("method", str(self.method)),
+                ("no_op", "none" if no_op is None else f"distinct={no_op.distinct}"),
+            ),
+            "stored": len(stored),
+            "active": len(active),
+            "outliers": len(stored) - len(active),
+            "largest": float(norms.max()) if len(norms) else 0.0,
+        }
+
+    def _check(self, everywhere: list[tuple[dict[str, Any], str | None]]) -> None:
+        for rank, (_, error) in enumerate(everywhere):
+            if error is not None:
+                raise ValueError(f"rank {rank}: {error}")
+        for rank, (facts, _) in enumerate(everywhere):
+            for (name, here), (_, first) in zip(facts["same"], everywhere[0][0]["same"], strict=True):
+                if here != first:
+                    raise ValueError(f"rank {rank} has {name} {here} and rank 0 {first}: they must be the same")
+        if sum(facts["active"] for facts, _ in everywhere) == 0:
+            raise ValueError("patterns: no rank has any that takes part; a memory holds at least one")
+
+    def _check_same(self, x: Tensor) -> None:
+        """Raises on every rank where x is wrong on one or not the same on all."""
+        error: Exception | None = None
+        try:
+            check_queries(x, self._active)
+            if x.requires_grad:
+                raise ValueError("x requires a gradient, which does not pass between ranks: give x.detach()")
+        except (ValueError, TypeError) as problem:
+            error = problem
+        # integer sums do not depend on their order, so equal queries give equal sums on any hardware
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()] if error is None else None
+        total = 0 if bits is None else int(x.contiguous().view(bits).long().sum())
+        facts = [0 if error is None else 1, x.numel() if error is None else 0, total % (1 << 31)]
+        both = torch.tensor([*facts, *(-f for f in facts)], device=self._active.device)
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self._group)
+        highest, lowest = both[:3].tolist(), (-both[3:]).tolist()
+        if error is not None:
+            raise error
+        if highest[0]:
+            raise ValueError("x was refused on another rank; the error there says why")
+        if highest != lowest:
+            raise ValueError("x is not the same on all ranks: every rank gives the same queries")
+
+    def _update(self, x: Tensor) -> Update:
+        """One update of queries [Q, d], the same on every rank."""
+        if len(self._active):
+            out, _, lse = fused_update(x, self._active, self.beta, -math.inf)
+        else:
+            out, lse = torch.zeros_like(x), x.new_full((len(x),), -math.inf, dtype=_wide(x.dtype))
+        # relative to the largest lse of all ranks, so that no exponential overflows
+        top = lse.clone()
+        dist.all_reduce(top, dist.ReduceOp.MAX, group=self._group)
+        weight = torch.exp(lse - top)[:, None]  # [Q, 1]
+        sums = torch.cat([weight * out.to(weight.dtype), weight], 1)  # [Q, d + 1]
+        dist.all_reduce(sums, dist.ReduceOp.SUM, group=self._group)
+        out, lse = sums[:, :-1] / sums[:, -1:], top + torch.log(sums[:, -1])
+        # the no-op patterns are in no slice and enter once, here
+        sink = lse.new_full((), self._normalizer.sink)
+        all_lse = torch.logaddexp(lse, sink)
+        state = out * torch.exp(lse - all_lse)[:, None]
+        value = energy(self._normalizer, x, all_lse, self.beta, self._size, self._largest)
+        return Update(state, torch.exp(sink - all_lse), value)
+
+    def _as_first_rank(self, stop: Tensor) -> Tensor:
+        """Rank 0's decision about who stops: ranks of unlike hardware may round unlike, and must not part."""
+        decision = stop.to(torch.uint8)
+        first = 0 if self._group is None else dist.get_global_rank(self._group, 0)
+        dist.broadcast(decision, first, group=self._group)
+        return decision.bool()
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,69 @@
+"""The command line as a user meets it: output, JSON, errors, exit codes."""
+
+import json
+
+import pytest
+
+from outeffhop import __version__
+from outeffhop.attention import BACKENDS
+from outeffhop.cli.main import main
+from outeffhop.methods import methods
+
+
+def test_doctor(capsys):
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for word in (__version__, "torch", "cpu", "chosen", *BACKENDS):
+        assert word in out
+
+
+def test_doctor_json(capsys):
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    backends = report["attention"]["cpu"]["backends"]
+    assert report["attention"]["cpu"]["auto"] == "cpu"
+    assert backends["cpu"]["serves"]
+    assert backends["cpu"]["largest_error"] < 1e-5
+    assert not backends["cudnn"]["serves"]
+    assert "cuda" in backends["cudnn"]["why_not"]
+
+
+def test_methods(capsys):
+    assert main(["methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == methods()
+
+
+def test_one_method(capsys):
+    assert main(["methods", "outeffhop(n=4)", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["method"] == "outeffhop(n=4)"
+    assert found["parameters"] == {"n": 4.0, "sink": "fixed"}
+    assert found["attention"] == "fused"
+
+
+def test_wrong_method_is_exit_code_2(capsys):
+    assert main(["methods", "outefhop"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "outeffhop: method 'outefhop' is unknown; "
+        "did you mean 'outeffhop' or 'gated-outeffhop' or 'clipped-outeffhop'?\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [["nothing"], ["doctor", "--nothing"], []])
+def test_wrong_usage_is_exit_code_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("command", [[], ["doctor"], ["methods"]])
+def test_help_fits_a_screen(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 24
+    assert "outeffhop" in out
