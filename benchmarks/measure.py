@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -16,10 +17,11 @@ import torch
 Work = Callable[[], object]
 
 
-def times(contenders: dict[str, Work], device: str, seconds: float = 1.0, rounds: int = 10) -> dict[str, float]:
-    """The median milliseconds per call of each contender, over interleaved rounds.
+def times(contenders: dict[str, Work], device: str, seconds: float = 1.0, rounds: int = 24) -> dict[str, float]:
+    """The median milliseconds per call of each contender, over rounds in which all take their turn.
 
-    A round runs each contender back to back for about ``seconds / rounds`` (once at least).
+    A turn lasts about ``seconds / rounds`` (one call at least). The order is shuffled every round: a GPU
+    runs faster after rest and slower after heavy work, and no contender is to have the same forerunner always.
     """
     calls = {}
     for name, work in contenders.items():
@@ -29,12 +31,11 @@ def times(contenders: dict[str, Work], device: str, seconds: float = 1.0, rounds
         work()
         _wait(device)
         calls[name] = max(1, int(seconds / rounds / max(time.perf_counter() - start, 1e-6)))
-        for _ in range(min(calls[name], 20)):
-            work()
     samples: dict[str, list[float]] = {name: [] for name in contenders}
+    shuffle = random.Random(0)
     for _ in range(rounds):
-        for name, work in contenders.items():
-            samples[name].append(_time(work, calls[name], device))
+        for name in shuffle.sample(list(contenders), len(contenders)):
+            samples[name].append(_time(contenders[name], calls[name], device))
     return {name: statistics.median(s) for name, s in samples.items()}
 
 

@@ -18,18 +18,19 @@ def apply_sink(out: Tensor, lse: Tensor, sink: float | Tensor) -> tuple[Tensor, 
     """(out, lse) of softmax → (out·exp(lse − lse'), lse' = log(eˢ + exp(lse))).
 
     Args:
-        out: [B, H, L, D], fresh from a kernel: it is overwritten.
-        lse: [B, H, L, ...], float32 or float64, possibly padded along L beyond ``out``.
+        out: [B, H, L, D], fresh from a kernel.
+        lse: [B, H, L, ...], float32 or float64, possibly padded along L beyond ``out``; as fresh. Both are overwritten.
         sink: s = log n, a number or [H].
     """
     if sink_triton.serves(out):
         return sink_triton.apply_sink(out, lse, sink)
-    new_lse = torch.logaddexp(lse, _per_head(sink, lse))
-    keep = torch.exp(lse - new_lse)  # γ, the share that is not no-op
-    # inf − inf: a row without keys, which some kernels mark by lse = +inf and some by −inf. Their
-    # backward finds exp(score − lse') = 0 there for every lse' but −inf.
-    keep = keep.nan_to_num_(0.0)[:, :, : out.shape[2]].reshape(*out.shape[:3], 1)
-    return out.mul_(keep), new_lse.masked_fill_(torch.isneginf(new_lse), torch.inf)
+    sink = _per_head(sink, lse)
+    keep = torch.sigmoid(lse - sink)  # γ = exp(lse − lse'), the share that is not no-op
+    # −inf − (−inf), no key and no sink, is NaN, and the kernel's output there 0
+    out.mul_(keep.nan_to_num_(0.0)[:, :, : out.shape[2]].reshape(*out.shape[:3], 1))
+    torch.logaddexp(lse, sink, out=lse)
+    # a kernel's backward finds exp(score − lse') = 0 in a row without keys for every lse' but −inf
+    return out, lse.masked_fill_(torch.isneginf(lse), torch.inf)
 
 
 def sink_gradient(grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:

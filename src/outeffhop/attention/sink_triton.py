@@ -21,14 +21,12 @@ def serves(out: Tensor) -> bool:
 
 
 def apply_sink(out: Tensor, lse: Tensor, sink: float | Tensor) -> tuple[Tensor, Tensor]:
-    """As sink.apply_sink: one read and one write of ``out``, which is overwritten."""
-    new_lse = torch.empty_strided(lse.shape, lse.stride(), dtype=lse.dtype, device=lse.device)
+    """As sink.apply_sink, in place: one read and one write of each."""
     learned = isinstance(sink, Tensor)
     grid, blocks = _grid(out, lse.shape[2])
     _apply_sink_kernel[grid](
         out,
         lse,
-        new_lse,
         sink.contiguous()
         if isinstance(sink, Tensor)
         else lse,  # a pointer is needed, and not read, for a constant sink
@@ -42,7 +40,7 @@ def apply_sink(out: Tensor, lse: Tensor, sink: float | Tensor) -> tuple[Tensor, 
         LEARNED=learned,
         **blocks,
     )
-    return out, new_lse
+    return out, lse
 
 
 def row_dot(a: Tensor, b: Tensor) -> Tensor:
@@ -78,7 +76,6 @@ if triton is not None:
     def _apply_sink_kernel(
         out_ptr,
         lse_ptr,
-        new_lse_ptr,
         sink_ptr,
         sink_value,
         out_b,
@@ -98,14 +95,15 @@ if triton is not None:
         batch, head, row = _rows(heads, padded_length, ROWS)
         column = tl.arange(0, WIDTH)
         sink = tl.load(sink_ptr + head).to(tl.float32) if LEARNED else sink_value
-        lse = tl.load(lse_ptr + batch * lse_b + head * lse_h + row * lse_l, mask=row < padded_length, other=0.0)
+        lse_at = lse_ptr + batch * lse_b + head * lse_h + row * lse_l
+        lse = tl.load(lse_at, mask=row < padded_length, other=0.0)
         # ±inf: a row without keys (see sink.py)
         absent = (lse == float("inf")) | (lse == float("-inf"))
         top = tl.maximum(lse, sink)
         top = tl.where(absent, 0.0, top)
         new_lse = top + tl.log(tl.exp(lse - top) + tl.exp(sink - top))
         new_lse = tl.where(new_lse == float("-inf"), float("inf"), new_lse)
-        tl.store(new_lse_ptr + batch * lse_b + head * lse_h + row * lse_l, new_lse, mask=row < padded_length)
+        tl.store(lse_at, new_lse, mask=row < padded_length)
         at = out_ptr + batch * out_b + head * out_h + row[:, None] * out_l + column[None, :]
         inside = (row < length)[:, None] & (column < size)[None, :]
         out = tl.load(at, mask=inside, other=0.0).to(tl.float32)
