@@ -60,6 +60,26 @@ def test_compile(device, name):
         torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_graph_keeps_the_fused_kernel(device, dynamic):
+    graphs = []
+
+    def backend(module, inputs):
+        graphs.append(module.graph)
+        return module.forward
+
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    compiled = torch.compile(
+        lambda *qkv: attention(*qkv, is_causal=True), fullgraph=True, dynamic=dynamic, backend=backend
+    )
+    compiled(*_qkv(device, dtype))
+    (graph,) = graphs
+    calls = [n for n in graph.nodes if n.target is torch.ops.outeffhop.attend.default]
+    assert len(calls) == 1
+    assert calls[0].args[-1] in _fused(device)
+
+
 def test_compile_with_changing_lengths():
     compiled = torch.compile(lambda q, k, v: attention(q, k, v, is_causal=True), fullgraph=True, dynamic=True)
     for length in (7, 33, 64):

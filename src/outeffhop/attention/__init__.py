@@ -141,8 +141,8 @@ def _choose(call: Call, backend: str) -> str:
 
 def _order() -> tuple[str, ...]:
     # An exported program should run where this package is not, and ONNX has no form of the fused
-    # op (PyTorch exports its CPU kernel's logsumexp as zeros): public ops only.
-    exporting = torch.compiler.is_exporting() or (
-        torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export()
-    )
-    return ("padded", "eager") if exporting else tuple(BACKENDS)
+    # op (PyTorch exports its CPU kernel's logsumexp as zeros): public ops only. The flag is read
+    # itself: under torch.compile, PyTorch 2.11 answers True to torch.compiler.is_exporting().
+    exporting = torch.compiler._is_exporting_flag
+    tracing = torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export()
+    return ("padded", "eager") if exporting or tracing else tuple(BACKENDS)
