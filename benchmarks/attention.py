@@ -11,12 +11,13 @@ calls takes, with Python's share.
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import environment, graphs, keep, peak_memory, times
+from measure import environment, fastest, graphs, keep, peak_memory, ratio, times
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -97,11 +98,9 @@ def measure_case(shape: tuple[int, int, int, int], kind: str, device: str, secon
         works = {label: make(function) for label, function in attentions.items()}
         called = timed = times(works, device, seconds)
         if device == "cuda":
-            together = 4
-            timed = {k: t / together for k, t in times(graphs(works, together), device, seconds).items()}
-        fastest = min(t for label, t in timed.items() if label.startswith("sdpa"))
-        fastest_called = min(t for label, t in called.items() if label.startswith("sdpa"))
-        best = min((label for label in timed if label.startswith("sdpa")), key=timed.__getitem__)
+            timed = times(graphs(works, together := 4), device, seconds)
+            timed = {label: [t / together for t in samples] for label, samples in timed.items()}
+        best, best_called = fastest(timed, "sdpa"), fastest(called, "sdpa")
         memory = {label: peak_memory(work, device) for label, work in works.items()}
         rows += [
             {
@@ -109,13 +108,12 @@ def measure_case(shape: tuple[int, int, int, int], kind: str, device: str, secon
                 "kind": kind,
                 "pass": name,
                 "contender": label,
-                "ms": timed[label],
-                "ratio": timed[label] / fastest,
-                "call_ms": called[label],
-                "call_ratio": called[label] / fastest_called,
+                "ms": statistics.median(timed[label]),
+                "ratio": ratio(timed, label, best),
+                "call_ms": statistics.median(called[label]),
+                "call_ratio": ratio(called, label, best_called),
                 "peak_mib": memory[label],
-                # below a few MiB the allocator's reuse hides what was taken
-                "memory_ratio": memory[label] / memory[best] if memory[best] > 4 else None,
+                "memory_ratio": memory[label] / memory[best] if memory[best] > 0.5 else None,
             }
             for label in works
         ]

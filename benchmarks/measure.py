@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import json
 import platform
@@ -17,8 +18,8 @@ import torch
 Work = Callable[[], object]
 
 
-def times(contenders: dict[str, Work], device: str, seconds: float = 1.0, rounds: int = 24) -> dict[str, float]:
-    """The median milliseconds per call of each contender, over rounds in which all take their turn.
+def times(contenders: dict[str, Work], device: str, seconds: float = 1.0, rounds: int = 24) -> dict[str, list[float]]:
+    """Milliseconds per call of each contender, one entry for every round, in which all take their turn.
 
     A turn lasts about ``seconds / rounds`` (one call at least). The order is shuffled every round: a GPU
     runs faster after rest and slower after heavy work, and no contender is to have the same forerunner always.
@@ -36,7 +37,17 @@ def times(contenders: dict[str, Work], device: str, seconds: float = 1.0, rounds
     for _ in range(rounds):
         for name in shuffle.sample(list(contenders), len(contenders)):
             samples[name].append(_time(contenders[name], calls[name], device))
-    return {name: statistics.median(s) for name, s in samples.items()}
+    return samples
+
+
+def fastest(samples: dict[str, list[float]], among: str) -> str:
+    """The contender with the least median of those whose name begins with ``among``."""
+    return min((name for name in samples if name.startswith(among)), key=lambda name: statistics.median(samples[name]))
+
+
+def ratio(samples: dict[str, list[float]], name: str, base: str) -> float:
+    """The median over rounds of one contender's time to another's in the same round: drift touches both alike."""
+    return statistics.median(a / b for a, b in zip(samples[name], samples[base], strict=True))
 
 
 def graphs(contenders: dict[str, Work], together: int = 10) -> dict[str, Work]:
@@ -67,7 +78,8 @@ def peak_memory(work: Work, device: str) -> float:
         work()
         torch.cuda.synchronize()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
-    Path("/proc/self/clear_refs").write_text("5")  # the kernel's peak counter starts anew
+    ctypes.CDLL(None).malloc_trim(0)  # freed blocks go back to the system, or the next call would hide in them
+    Path("/proc/self/clear_refs").write_text("5")  # the system's peak counter starts anew
     before = _status("VmRSS")
     work()
     return (_status("VmHWM") - before) / 1024

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,8 @@ def measure_case(patterns: int, queries: int, device: str, dtype: torch.dtype) -
     contenders = ways(patterns, queries, device, dtype)
     matrix = queries * patterns * dtype.itemsize
     rounds = 10 if matrix < 1e9 else 3  # seconds a call there
-    milliseconds = times(contenders, device, rounds=rounds)
+    samples = times(contenders, device, rounds=rounds)
+    milliseconds = {name: statistics.median(s) for name, s in samples.items()}
     row: dict[str, Any] = {
         "patterns": patterns,
         "backend": backend(device, dtype),

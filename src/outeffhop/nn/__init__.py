@@ -1,0 +1,16 @@
+"""Layers that learn: the paper's three, transformer layers built on them, and the gates."""
+
+from outeffhop.nn.gate import Gate
+from outeffhop.nn.hflayers import from_hflayers
+from outeffhop.nn.hopfield import OutEffHop, OutEffHopLayer, OutEffHopPooling
+from outeffhop.nn.transformer import OutEffHopDecoderLayer, OutEffHopEncoderLayer
+
+__all__ = [
+    "OutEffHop",
+    "OutEffHopPooling",
+    "OutEffHopLayer",
+    "OutEffHopEncoderLayer",
+    "OutEffHopDecoderLayer",
+    "Gate",
+    "from_hflayers",
+]

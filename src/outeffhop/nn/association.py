@@ -1,0 +1,147 @@
+"""The Hopfield update inside a layer: queries, keys and values in heads, any method, β, steps."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from outeffhop.attention import attention, eager_attention
+from outeffhop.methods import Method
+
+__all__ = ["Association"]
+
+
+class Association(nn.Module):
+    """q ← w(β q kᵀ) k for all updates but the last, w(β q kᵀ) v in the last.
+
+    β, the learned sink and the learned α are registered: they are saved, moved and (where learned) trained.
+
+    Args:
+        num_heads: H.
+        method: how scores become weights; its gate, if any, is the layer's business.
+        beta: the start value of β, one or one per head.
+        learn_beta: β is trained, as its logarithm, so that it stays positive.
+        beta_per_head: one β for each head.
+        steps: how many updates; None goes on until each query rests.
+        tol: at rest is a query that an update moves by at most tol·max(1, ‖q‖).
+        max_steps: where steps=None gives up.
+        dropout: on the weights of the last update, while training.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        method: str | Method = "outeffhop",
+        *,
+        beta: float = 1.0,
+        learn_beta: bool = False,
+        beta_per_head: bool = False,
+        steps: int | None = 1,
+        tol: float = 1e-4,
+        max_steps: int = 100,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0.0 < beta < math.inf:
+            raise ValueError(f"beta={beta}: the inverse temperature is finite and greater than 0")
+        if steps is not None and steps < 1:
+            raise ValueError(f"steps={steps}: at least 1, or None to go on until each query rests")
+        if max_steps < 1:
+            raise ValueError(f"max_steps={max_steps}: at least 1 is needed")
+        if not tol > 0.0:
+            raise ValueError(f"tol={tol}: a number greater than 0 is needed")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout={dropout}: a probability in [0, 1) is needed")
+        self.num_heads, self.method = num_heads, Method.parse(method)
+        self.steps, self.tol, self.max_steps, self.dropout = steps, tol, max_steps, dropout
+        kept = {"device": device, "dtype": dtype}
+        log_beta = torch.full((num_heads,) if beta_per_head else (), math.log(beta), **kept)  # type: ignore[arg-type]
+        if learn_beta:
+            self.log_beta = nn.Parameter(log_beta)
+        else:
+            self.register_buffer("log_beta", log_beta)
+        normalizer = self.method.normalizer
+        self.sink = self.raw_alpha = None
+        if normalizer.learns == "sink":
+            self.sink = nn.Parameter(torch.full((num_heads,), normalizer.start, **kept))  # type: ignore[arg-type]
+        elif normalizer.learns == "alpha":
+            # α = 1 + softplus(raw) stays above 1
+            raw = math.log(math.expm1(normalizer.start - 1.0))
+            self.raw_alpha = nn.Parameter(torch.full((), raw, **kept))  # type: ignore[arg-type]
+
+    @property
+    def beta(self) -> Tensor:
+        """β, a scalar or [H]."""
+        return self.log_beta.exp()
+
+    @property
+    def learned(self) -> Tensor | None:
+        """What the normalizer learns: the sink [H], or α."""
+        if self.raw_alpha is not None:
+            return 1.0 + nn.functional.softplus(self.raw_alpha)
+        return self.sink
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B, H, L, d], [B, H, S, d], [B, H, S, dv] → [B, H, L, dv] and, on request, the last weights [B, H, L, S].
+
+        ``mask`` is as for ``attention``: bool (True takes part) or additive.
+        """
+        update = partial(self._update, key=key, mask=mask, is_causal=is_causal)
+        if self.steps is None:
+            query = self._to_rest(query, key, update)
+        else:
+            for _ in range(self.steps - 1):
+                query, _ = update(query, value=key)
+        dropout = self.dropout if self.training else 0.0
+        return update(query, value=value, dropout_p=dropout, need_weights=need_weights)
+
+    def _update(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        dropout_p: float = 0.0,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        normalizer, learned = self.method.normalizer, self.learned
+        beta = self.beta.to(query.dtype)
+        query = query * (beta[:, None, None] if beta.dim() else beta)
+        if normalizer.sink is not None and not need_weights:
+            sink = normalizer.sink if learned is None else learned
+            out = attention(query, key, value, mask, dropout_p, is_causal, 1.0, sink=sink)
+            return out, None  # type: ignore[return-value]
+        weigh = partial(normalizer, learned=learned)
+        out, weights = eager_attention(query, key, value, weigh, mask, dropout_p, is_causal, 1.0)
+        return out, weights if need_weights else None
+
+    def _to_rest(self, query: Tensor, key: Tensor, update: partial[tuple[Tensor, Tensor | None]]) -> Tensor:
+        """All updates but the last. A query at rest stays as it is, whatever the others still do."""
+        resting = torch.zeros(query.shape[:-1], dtype=torch.bool, device=query.device)
+        for _ in range(self.max_steps - 1):
+            new, _ = update(query, value=key)
+            moved = (new - query).detach().float().norm(dim=-1)
+            size = query.detach().float().norm(dim=-1)
+            now = moved <= self.tol * size.clamp(min=1.0)
+            query = torch.where((resting | now).unsqueeze(-1), query, new)
+            resting = resting | now
+            if resting.all():
+                break
+        return query
+
+    def extra_repr(self) -> str:
+        return f"{self.method}, num_heads={self.num_heads}, steps={self.steps}, dropout={self.dropout}"

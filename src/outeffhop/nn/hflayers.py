@@ -1,0 +1,166 @@
+"""Weights of the older Hopfield-layer library (``hflayers``) → layers of this package.
+
+Its ``Hopfield``, ``HopfieldPooling`` and ``HopfieldLayer`` become OutEffHop, OutEffHopPooling and
+OutEffHopLayer with the same outputs under method "vanilla". What that library computes wrongly (β
+per head, static patterns in several heads, whose samples leak into each other) is refused, not imitated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outeffhop.methods import Method
+from outeffhop.nn.hopfield import OutEffHop, OutEffHopLayer, OutEffHopPooling
+
+__all__ = ["from_hflayers"]
+
+
+def from_hflayers(
+    state_dict: Mapping[str, Tensor],
+    *,
+    num_heads: int = 1,
+    scaling: float | None = None,
+    update_steps_max: int | None = 0,
+    update_steps_eps: float = 1e-4,
+    connected: bool = False,
+    batch_first: bool = True,
+    dropout: float = 0.0,
+    add_zero_association: bool = False,
+    method: str | Method = "vanilla",
+) -> OutEffHop | OutEffHopPooling | OutEffHopLayer:
+    """A layer with the weights of an hflayers module, from its ``state_dict()``.
+
+    A state dict does not say everything: give the arguments the module was made with, by that library's
+    names. Its outputs differ in shape in one place: HopfieldPooling flattens [B, quantity, size].
+
+    Args:
+        state_dict: of a Hopfield, HopfieldPooling or HopfieldLayer.
+        num_heads, scaling, update_steps_max, update_steps_eps, batch_first, dropout, add_zero_association: as there.
+        connected: its ``pattern_projection_as_connected``.
+        method: "vanilla" computes what that library does.
+    """
+    if scaling is not None and not isinstance(scaling, int | float):
+        raise TypeError(
+            f"scaling is a {type(scaling).__name__}: that library applies one β per head to the wrong columns, so "
+            "there is no output to reproduce; give a number, or make the layer anew with beta_per_head=True"
+        )
+    learned = {k.rsplit(".", 1)[-1]: v for k, v in state_dict.items() if not k.startswith("hopfield.")}
+    wrapped = any(k.startswith("hopfield.") for k in state_dict)
+    state = {k.removeprefix("hopfield."): v for k, v in state_dict.items() if not wrapped or k.startswith("hopfield.")}
+    core = {k.removeprefix("association_core."): v for k, v in state.items() if k.startswith("association_core.")}
+    if not core:
+        raise ValueError(
+            f"state_dict has no entry association_core.*, but {', '.join(sorted(state_dict)[:5]) or 'nothing'}: "
+            "the state_dict() of an hflayers module is needed"
+        )
+    if "p_norm_weight" in core:
+        raise ValueError("state_dict holds p_norm_weight: normalize_hopfield_space has no counterpart here")
+    weights = _projections(core, connected)
+    hidden, embed_dim = weights["q"].shape
+    if hidden % num_heads:
+        raise ValueError(f"num_heads={num_heads} does not divide the {hidden} rows of the query projection")
+    out = core.get("out_proj.weight")
+    options: dict[str, Any] = dict(
+        dropout=dropout,
+        bias="in_proj_bias" in core,
+        add_bias_kv="bias_k" in core,
+        add_zero_attn=add_zero_association,
+        kdim=weights["k"].shape[1],
+        batch_first=batch_first,
+        device=weights["q"].device,
+        dtype=weights["q"].dtype,
+        method=method,
+        beta=1.0 / math.sqrt(hidden // num_heads) if scaling is None else float(scaling),
+        # one update is its update_steps_max = 0
+        steps=None if update_steps_max is None else update_steps_max + 1,
+        tol=update_steps_eps,
+        connected=connected,
+        head_dim=hidden // num_heads,
+        value_head_dim=weights["v"].shape[0] // num_heads,
+        out_projection=out is not None,
+        out_dim=None if out is None else out.shape[0],
+        normalize=_normalizes(state, connected),
+    )
+    if not connected:
+        options["vdim"] = weights["v"].shape[1]
+    layer: OutEffHop | OutEffHopPooling | OutEffHopLayer
+    new: dict[str, Tensor] = {}
+    if "pooling_weights" in learned:
+        queries = learned["pooling_weights"].flatten(0, 1)
+        layer = OutEffHopPooling(embed_dim, num_heads, quantity=len(queries), project_query=True, **options)
+        new["queries"] = queries
+    elif "lookup_weights" in learned:
+        patterns = learned["lookup_weights"].flatten(0, 1)
+        projected = {"project_key": True, "project_value": True}
+        layer = OutEffHopLayer(embed_dim, num_heads, quantity=len(patterns), **projected, **options)
+        new["patterns"] = patterns
+        if not connected:
+            new["targets"] = learned.get("target_weights", learned["lookup_weights"]).flatten(0, 1)
+    else:
+        layer = OutEffHop(embed_dim, num_heads, **options)
+    prefix = "" if isinstance(layer, OutEffHop) else "hopfield."
+    new |= {prefix + k: v for k, v in _renamed(state, core, weights, connected).items()}
+    kept = layer.state_dict()
+    layer.load_state_dict({**{k: v for k, v in kept.items() if "association" in k or ".gate" in k}, **new})
+    return layer
+
+
+def _projections(core: Mapping[str, Tensor], connected: bool) -> dict[str, Tensor]:
+    if "in_proj_weight" in core:
+        parts = core["in_proj_weight"].chunk(3)
+        rows, columns = core["in_proj_weight"].shape
+        if rows % 3:
+            raise ValueError(
+                f"in_proj_weight has {rows} rows of {columns}, not three projections: static patterns in a packed "
+                "projection are not supported; make the layer anew with project_query/key/value=False"
+            )
+        return dict(zip("qkv", parts, strict=True))
+    missing = [name for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight") if name not in core]
+    if missing:
+        raise ValueError(
+            f"state_dict has no {', '.join(missing)}: static patterns are not supported, since that library lets "
+            "samples leak into each other there; make the layer anew with project_query/key/value=False"
+        )
+    return {name: core[f"{name}_proj_weight"] for name in "qkv"}
+
+
+def _normalizes(state: Mapping[str, Tensor], connected: bool) -> bool:
+    names = ("norm_state_pattern", "norm_stored_pattern", "norm_pattern_projection")
+    there = [f"{name}.weight" in state for name in names]
+    if any(there) and not all(there):
+        raise ValueError(
+            "state_dict normalizes some of query, key and value: here all three are, or none; missing are "
+            + ", ".join(n for n, t in zip(names, there, strict=True) if not t)
+        )
+    if connected and all(there):
+        same = all(
+            torch.equal(state[f"norm_stored_pattern.{p}"], state[f"norm_pattern_projection.{p}"])
+            for p in ("weight", "bias")
+        )
+        if not same:
+            raise ValueError(
+                "connected=True takes values from the keys, but state_dict normalizes the two differently "
+                "(norm_stored_pattern, norm_pattern_projection)"
+            )
+    return all(there)
+
+
+def _renamed(
+    state: Mapping[str, Tensor], core: Mapping[str, Tensor], weights: Mapping[str, Tensor], connected: bool
+) -> dict[str, Tensor]:
+    new = {f"{name}_proj.weight": weight for name, weight in weights.items()}
+    if "in_proj_bias" in core:
+        rows = [weights[name].shape[0] for name in "qkv"]
+        new |= {f"{n}_proj.bias": b for n, b in zip("qkv", core["in_proj_bias"].split(rows), strict=True)}
+    new |= {k: core[k] for k in ("out_proj.weight", "out_proj.bias", "bias_k", "bias_v") if k in core}
+    names = {"norm_state_pattern": "norm_query", "norm_stored_pattern": "norm_key"}
+    if not connected:
+        names["norm_pattern_projection"] = "norm_value"
+    for old, name in names.items():
+        new |= {f"{name}.{p}": state[f"{old}.{p}"] for p in ("weight", "bias") if f"{old}.{p}" in state}
+    return new

@@ -1,0 +1,423 @@
+"""The paper's three layers: OutEffHop, OutEffHopPooling, OutEffHopLayer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outeffhop.methods import Method
+from outeffhop.nn.association import Association
+from outeffhop.nn.gate import Gate
+from outeffhop.nn.masks import merge_masks
+
+__all__ = ["OutEffHop", "OutEffHopPooling", "OutEffHopLayer"]
+
+
+class OutEffHop(nn.Module):
+    """Z = softmax1(β R W_Q (Y W_K)ᵀ) V: the Hopfield update of queries R on stored patterns Y, in heads.
+
+    It takes what ``torch.nn.MultiheadAttention`` takes, means the same by it (masks: True is ignored;
+    ``batch_first`` is False by default) and drops into code written for that, with one difference:
+    weights are given on request only, since fused attention does not have them.
+
+    Args:
+        embed_dim: the size of queries, and by default of everything else.
+        num_heads: H.
+        dropout: on the association weights.
+        bias: projections have biases.
+        add_bias_kv: a learned key and value beside those given.
+        add_zero_attn: a zero key and value beside those given. (softmax1 has this built in.)
+        kdim, vdim: the sizes of keys and values, where they differ.
+        batch_first: [B, L, size] instead of [L, B, size].
+        method: any method, with or without a gate.
+        beta: β, by default 1/√head_dim; ``learn_beta`` trains it, ``beta_per_head`` gives each head its own.
+        steps, tol, max_steps: updates of the query, a number of them or (None) until it rests.
+        connected: V = K W_V, the paper's, instead of V = Y W_V.
+        project_query, project_key, project_value, out_projection: False leaves the projection out. Without
+            any, nothing is learned: memory retrieval (see ``retrieval``).
+        head_dim: the association space's size per head, by default embed_dim / num_heads.
+        value_head_dim: the values' size per head, by default head_dim.
+        out_dim: the output's size, by default embed_dim.
+        normalize: LayerNorm on queries, keys and values as they come in.
+    """
+
+    # what code around nn.MultiheadAttention asks before it takes a path of its own past forward();
+    # None keeps it from doing so
+    in_proj_bias: None = None
+    _qkv_same_embed_dim = False
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int = 1,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        method: str | Method = "outeffhop",
+        beta: float | None = None,
+        learn_beta: bool = False,
+        beta_per_head: bool = False,
+        steps: int | None = 1,
+        tol: float = 1e-4,
+        max_steps: int = 100,
+        connected: bool = False,
+        project_query: bool = True,
+        project_key: bool = True,
+        project_value: bool = True,
+        out_projection: bool = True,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        out_dim: int | None = None,
+        normalize: bool = False,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1:
+            raise ValueError(f"num_heads={num_heads}: at least 1 is needed")
+        if head_dim is None and embed_dim % num_heads:
+            raise ValueError(
+                f"embed_dim={embed_dim} does not divide by num_heads={num_heads}: choose ones that do, or give head_dim"
+            )
+        kept: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        self.value_head_dim = self.head_dim if value_head_dim is None else value_head_dim
+        self.connected, self.add_zero_attn = connected, add_zero_attn
+        hidden, value_hidden = num_heads * self.head_dim, num_heads * self.value_head_dim
+        value_in = hidden if connected else self.vdim
+        self.q_proj = _projection("query", embed_dim, hidden, project_query, bias, kept)
+        self.k_proj = _projection("key", self.kdim, hidden, project_key, bias, kept)
+        self.v_proj = _projection("value", value_in, value_hidden, project_value, bias, kept)
+        self.out_dim = (embed_dim if out_dim is None else out_dim) if out_projection else value_hidden
+        self.out_proj = nn.Linear(value_hidden, self.out_dim, bias=bias, **kept) if out_projection else nn.Identity()
+        self.bias_k = self.bias_v = None
+        if add_bias_kv:
+            self.bias_k = nn.Parameter(torch.empty(1, 1, hidden, **kept))
+            self.bias_v = nn.Parameter(torch.empty(1, 1, value_hidden, **kept))
+        self.norm_query = nn.LayerNorm(embed_dim, **kept) if normalize else nn.Identity()
+        self.norm_key = nn.LayerNorm(self.kdim, **kept) if normalize else nn.Identity()
+        self.norm_value = nn.LayerNorm(self.vdim, **kept) if normalize and not connected else nn.Identity()
+        self.association = Association(
+            num_heads,
+            method,
+            beta=1.0 / math.sqrt(self.head_dim) if beta is None else beta,
+            learn_beta=learn_beta,
+            beta_per_head=beta_per_head,
+            steps=steps,
+            tol=tol,
+            max_steps=max_steps,
+            dropout=dropout,
+            **kept,
+        )
+        spec = self.association.method.gate
+        self.gate = None if spec is None else Gate(spec, embed_dim, num_heads, **kept)
+        self.reset_parameters()
+
+    @classmethod
+    def retrieval(cls, embed_dim: int, num_heads: int = 1, **options: Any) -> OutEffHop:
+        """The mode without learning: W_Q, W_K and W_V are identities, queries retrieve the patterns themselves."""
+        off = dict.fromkeys(("project_query", "project_key", "project_value", "out_projection"), False)
+        return cls(embed_dim, num_heads, **{**off, **options})
+
+    @classmethod
+    def from_multihead(cls, attention: nn.MultiheadAttention, method: str | Method = "outeffhop") -> OutEffHop:
+        """A trained nn.MultiheadAttention's weights under another method ("vanilla" gives the same outputs)."""
+        layer = cls(
+            attention.embed_dim,
+            attention.num_heads,
+            attention.dropout,
+            attention.in_proj_bias is not None,
+            attention.bias_k is not None,
+            attention.add_zero_attn,
+            attention.kdim,
+            attention.vdim,
+            attention.batch_first,
+            attention.out_proj.weight.device,
+            attention.out_proj.weight.dtype,
+            method=method,
+        )
+        state = {"out_proj.weight": attention.out_proj.weight}
+        if attention.in_proj_weight is not None:
+            weights = attention.in_proj_weight.chunk(3)
+        else:
+            weights = (attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight)
+        state |= {f"{name}_proj.weight": w for name, w in zip("qkv", weights, strict=True)}
+        if attention.in_proj_bias is not None:
+            state |= {f"{n}_proj.bias": b for n, b in zip("qkv", attention.in_proj_bias.chunk(3), strict=True)}
+            state["out_proj.bias"] = attention.out_proj.bias
+        if attention.bias_k is not None and attention.bias_v is not None:
+            state |= {"bias_k": attention.bias_k, "bias_v": attention.bias_v}
+        layer.load_state_dict({**layer.state_dict(), **state})
+        return layer
+
+    def reset_parameters(self) -> None:
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            if isinstance(projection, nn.Linear):
+                nn.init.xavier_uniform_(projection.weight)
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            if isinstance(projection, nn.Linear) and projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+        if self.bias_k is not None and self.bias_v is not None:
+            nn.init.xavier_normal_(self.bias_k)
+            nn.init.xavier_normal_(self.bias_v)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Retrieves from ``key`` (the stored patterns Y) with ``query`` (R).
+
+        Args:
+            query: [B, L, embed_dim] where batch_first, else [L, B, embed_dim]; or [L, embed_dim].
+            key: likewise [B, S, kdim]; the query itself if left out. A batch of 1 serves every query.
+            value: likewise [B, S, vdim]; the key if left out.
+            key_padding_mask: [B, S], True or −inf where a key is to be ignored.
+            need_weights: also return the association weights of the last update, by the plain, slower way.
+            attn_mask: [L, S], [B·H, L, S] or broadcasting to [B, H, L, S]; True is not allowed, or added.
+            average_attn_weights: the weights' mean over heads, [B, L, S], instead of [B, H, L, S].
+            is_causal: query i retrieves from keys 0…i.
+
+        Returns:
+            The output in the query's layout, and the weights or None.
+        """
+        key = query if key is None else key
+        if value is not None and self.connected and value is not key:
+            raise ValueError("value differs from key, but connected=True takes values from the keys: leave value out")
+        value = key if value is None else value
+        batched = query.dim() == 3
+        self._check_inputs(query, key, value)
+        if not batched:
+            query, key, value = (t.unsqueeze(0) for t in (query, key, value))
+        elif not self.batch_first:
+            query, key, value = (t.transpose(0, 1) for t in (query, key, value))
+        out, weights = self._associate(query, key, value, key_padding_mask, attn_mask, is_causal, need_weights)
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not batched:
+            return out.squeeze(0), None if weights is None else weights.squeeze(0)
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _associate(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        batch = max(query.shape[0], key.shape[0])
+        opening = None if self.gate is None else self.gate(query)  # [B, L or 1, H]
+        q = self.q_proj(self.norm_query(query))
+        k = self.k_proj(self.norm_key(key))
+        v = self.v_proj(k) if self.connected else self.v_proj(self.norm_value(value))
+        shape = (batch, self.num_heads, query.shape[1], key.shape[1])
+        mask = merge_masks(key_padding_mask, attn_mask, shape, q.dtype)
+        k, v, mask, is_causal = self._extra_patterns(k, v, mask, is_causal, query.shape[1])
+        q, k, v = (
+            t.expand(batch, -1, -1).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v)
+        )  # [B, H, L, d]
+        out, weights = self.association(q, k, v, mask, is_causal, need_weights)
+        out = out.transpose(1, 2)  # [B, L, H, dv]
+        if opening is not None:
+            out = out * opening.unsqueeze(-1)
+        return self.out_proj(out.flatten(-2)), weights
+
+    def _extra_patterns(
+        self, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, queries: int
+    ) -> tuple[Tensor, Tensor, Tensor | None, bool]:
+        """The learned and the zero pattern, which every query sees."""
+        extra: list[tuple[Tensor, Tensor]] = []
+        if self.bias_k is not None and self.bias_v is not None:
+            extra.append((self.bias_k, self.bias_v))
+        if self.add_zero_attn:
+            extra.append((torch.zeros_like(k[:1, :1]), torch.zeros_like(v[:1, :1])))
+        if not extra:
+            return k, v, mask, is_causal
+        if is_causal:  # the kernels' causal mask knows nothing of patterns that stand outside of time
+            causal = torch.ones(queries, k.shape[1], dtype=torch.bool, device=k.device).tril()
+            causal = causal[None, None]
+            if mask is None or mask.dtype == torch.bool:
+                mask = causal if mask is None else causal & mask
+            else:
+                mask = mask.masked_fill(~causal, -math.inf)
+        for more_k, more_v in extra:
+            k = torch.cat([k, more_k.expand(k.shape[0], 1, -1)], 1)
+            v = torch.cat([v, more_v.expand(v.shape[0], 1, -1)], 1)
+        if mask is not None:
+            fill = True if mask.dtype == torch.bool else 0.0
+            mask = nn.functional.pad(mask, (0, len(extra)), value=fill)
+        return k, v, mask, False
+
+    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        for name, t, size in (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)):
+            if self.connected and name == "value":
+                continue
+            if t.dim() not in (2, 3) or t.dim() != query.dim() or t.shape[-1] != size:
+                layout = "[batch, length, size]" if self.batch_first else "[length, batch, size]"
+                raise ValueError(f"{name} has shape {tuple(t.shape)}: {layout} or [length, size] with size {size}")
+        if query.dim() == 3:
+            at = 0 if self.batch_first else 1
+            batches = query.shape[at], key.shape[at]
+            if batches[0] != batches[1] and 1 not in batches:
+                raise ValueError(
+                    f"query has a batch of {batches[0]} and key of {batches[1]}: equal ones, or 1, are needed"
+                )
+
+
+class OutEffHopPooling(nn.Module):
+    """Pooling: ``quantity`` learned queries retrieve from a set of patterns Y.
+
+    Args:
+        embed_dim: the size of the patterns.
+        num_heads: H.
+        quantity: how many queries, hence pooled vectors.
+        project_query: the learned queries pass through W_Q; by default they lie in the association space already.
+        options: everything else that OutEffHop takes.
+    """
+
+    def __init__(
+        self, embed_dim: int, num_heads: int = 1, *, quantity: int = 1, project_query: bool = False, **options: Any
+    ) -> None:
+        super().__init__()
+        _check_quantity(quantity)
+        kdim = options.pop("kdim", None)
+        self.hopfield = OutEffHop(
+            embed_dim,
+            num_heads,
+            project_query=project_query,
+            kdim=embed_dim if kdim is None else kdim,
+            **{"vdim": kdim, **options},
+        )
+        weight = self.hopfield.association.log_beta
+        self.queries = nn.Parameter(torch.empty(quantity, embed_dim, device=weight.device, dtype=weight.dtype))
+        nn.init.normal_(self.queries, std=0.02)
+
+    def forward(
+        self,
+        patterns: Tensor,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """[B, S, kdim] (or [S, B, kdim]) → [B, quantity, out] (or [quantity, B, out]).
+
+        With ``need_weights`` also the association weights [B, H, quantity, S].
+        """
+        queries: Tensor = self.queries
+        if patterns.dim() == 3:
+            queries = queries.unsqueeze(0 if self.hopfield.batch_first else 1)
+        out, weights = self.hopfield(
+            queries,
+            patterns,
+            key_padding_mask=key_padding_mask,
+            attn_mask=attn_mask,
+            need_weights=need_weights,
+            average_attn_weights=False,
+        )
+        return out if weights is None else (out, weights)
+
+
+class OutEffHopLayer(nn.Module):
+    """Lookup: inputs R retrieve from ``quantity`` learned patterns.
+
+    Args:
+        embed_dim: the size of the inputs.
+        num_heads: H.
+        quantity: how many patterns are stored.
+        project_key, project_value: the learned patterns and targets pass through W_K and W_V; by default
+            they *are* W_K and W_V (Y is the identity).
+        options: everything else that OutEffHop takes; connected=True takes the values from the patterns.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int = 1,
+        *,
+        quantity: int,
+        project_key: bool = False,
+        project_value: bool | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        _check_quantity(quantity)
+        connected = bool(options.get("connected", False))
+        self.hopfield = OutEffHop(
+            embed_dim,
+            num_heads,
+            project_key=project_key,
+            project_value=connected if project_value is None else project_value,
+            **options,
+        )
+        weight = self.hopfield.association.log_beta
+        kept: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
+        self.patterns = nn.Parameter(torch.empty(quantity, self.hopfield.kdim, **kept))
+        nn.init.normal_(self.patterns, std=0.02)
+        self.targets = None
+        if not connected:
+            self.targets = nn.Parameter(torch.empty(quantity, self.hopfield.vdim, **kept))
+            nn.init.normal_(self.targets, std=0.02)
+
+    def forward(
+        self,
+        query: Tensor,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """[B, L, embed_dim] (or [L, B, embed_dim]) → the same with the output's size.
+
+        With ``need_weights`` also the association weights [B, H, L, quantity].
+        """
+        patterns: Tensor = self.patterns
+        targets: Tensor | None = self.targets
+        if query.dim() == 3:
+            at = 0 if self.hopfield.batch_first else 1
+            patterns = patterns.unsqueeze(at)
+            targets = None if targets is None else targets.unsqueeze(at)
+        out, weights = self.hopfield(
+            query,
+            patterns,
+            targets,
+            key_padding_mask=key_padding_mask,
+            attn_mask=attn_mask,
+            need_weights=need_weights,
+            average_attn_weights=False,
+        )
+        return out if weights is None else (out, weights)
+
+
+def _projection(name: str, size: int, hidden: int, wanted: bool, bias: bool, kept: dict[str, Any]) -> nn.Module:
+    if wanted:
+        return nn.Linear(size, hidden, bias=bias, **kept)
+    if size != hidden:
+        raise ValueError(
+            f"project_{name}=False needs the {name} to have the association space's size: it has {size}, "
+            f"heads times their size is {hidden}"
+        )
+    return nn.Identity()
+
+
+def _check_quantity(quantity: int) -> None:
+    if quantity < 1:
+        raise ValueError(f"quantity={quantity}: at least 1 is needed")
