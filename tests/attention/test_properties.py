@@ -3,15 +3,12 @@
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reference import reference
 
 from outeffhop import attention
 from outeffhop.attention import BACKENDS, explain
-
-settings.register_profile("bounded", max_examples=40, deadline=None, derandomize=True)
-settings.load_profile("bounded")
 
 sizes = st.tuples(
     st.integers(1, 3), st.integers(1, 3), st.integers(1, 20), st.integers(1, 20), st.integers(1, 20)

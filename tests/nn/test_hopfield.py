@@ -362,3 +362,17 @@ def test_errors(make, words):
         make()
     for word in words:
         assert word in str(caught.value), f"{word!r} not in: {caught.value}"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_gpu_agrees_with_cpu(method):
+    layer = _layer(method, dtype=torch.float32, steps=2, normalize=True)
+    x = _tensor(2, 5, 8).float()
+    expected = layer(x)[0]
+    on_gpu = copy.deepcopy(layer).cuda()
+    torch.testing.assert_close(on_gpu(x.cuda())[0].cpu(), expected, atol=1e-4, rtol=1e-4)
+    with torch.autocast("cuda", torch.bfloat16):
+        out = on_gpu(x.cuda().requires_grad_())[0]
+    out.float().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in on_gpu.parameters())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outeffhop.methods import Method
 
-__all__ = ["check_beta", "check_method", "check_patterns", "check_queries"]
+__all__ = ["check_beta", "check_method", "check_patterns", "check_queries", "wide"]
 
 
 def check_patterns(patterns: Tensor, name: str = "patterns", *, may_be_empty: bool = False) -> Tensor:
@@ -63,3 +63,8 @@ def check_method(method: str | Method) -> Method:
             "give the method without its gate, such as 'vanilla' or 'outeffhop'"
         )
     return parsed
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums are taken in: float32 at least."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outeffhop.memory.inputs import wide
+
 __all__ = ["Retrieval", "Update", "iterate"]
 
 
@@ -105,8 +107,7 @@ def _trace(energies: list[Tensor], taken: Tensor, last: Tensor | None) -> Tensor
 
 
 def _norm(x: Tensor) -> Tensor:
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return torch.linalg.vector_norm(x.detach(), dim=-1, dtype=wide)
+    return torch.linalg.vector_norm(x.detach(), dim=-1, dtype=wide(x.dtype))
 
 
 def _check_steps(steps: int | None, tol: float, max_steps: int) -> int:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from outeffhop.memory.energy import energy
-from outeffhop.memory.inputs import check_beta, check_method, check_patterns, check_queries
+from outeffhop.memory.inputs import check_beta, check_method, check_patterns, check_queries, wide
 from outeffhop.memory.noop import NoOp, check_size
 from outeffhop.memory.retrieval import Retrieval, Update, iterate
 from outeffhop.memory.store import effective_normalizer, fused_update
@@ -134,7 +134,7 @@ class ShardedMemory:
             check_size(no_op, len(stored))
             active = stored[~no_op.outliers.to(stored.device)]
         self._active = active.clone(memory_format=torch.contiguous_format)
-        norms = torch.linalg.vector_norm(active, dim=1, dtype=_wide(active.dtype))
+        norms = torch.linalg.vector_norm(active, dim=1, dtype=wide(active.dtype))
         return {
             "same": (
                 ("size", active.shape[1]),
@@ -185,23 +185,21 @@ class ShardedMemory:
 
     def _update(self, x: Tensor) -> Update:
         """One update of queries [Q, d], the same on every rank."""
+        # the no-op patterns are in no slice; they enter once, with the first rank's
+        sink = self._normalizer.sink if dist.get_rank(self._group) == 0 else -math.inf
         if len(self._active):
-            out, _, lse = fused_update(x, self._active, self.beta, -math.inf)
+            out, _, lse = fused_update(x, self._active, self.beta, sink)
         else:
-            out, lse = torch.zeros_like(x), x.new_full((len(x),), -math.inf, dtype=_wide(x.dtype))
+            out, lse = torch.zeros_like(x), x.new_full((len(x),), sink, dtype=wide(x.dtype))
         # relative to the largest lse of all ranks, so that no exponential overflows
         top = lse.clone()
         dist.all_reduce(top, dist.ReduceOp.MAX, group=self._group)
         weight = torch.exp(lse - top)[:, None]  # [Q, 1]
         sums = torch.cat([weight * out.to(weight.dtype), weight], 1)  # [Q, d + 1]
         dist.all_reduce(sums, dist.ReduceOp.SUM, group=self._group)
-        out, lse = sums[:, :-1] / sums[:, -1:], top + torch.log(sums[:, -1])
-        # the no-op patterns are in no slice and enter once, here
-        sink = lse.new_full((), self._normalizer.sink)
-        all_lse = torch.logaddexp(lse, sink)
-        state = out * torch.exp(lse - all_lse)[:, None]
-        value = energy(self._normalizer, x, all_lse, self.beta, self._size, self._largest)
-        return Update(state, torch.exp(sink - all_lse), value)
+        state, lse = sums[:, :-1] / sums[:, -1:], top + torch.log(sums[:, -1])
+        value = energy(self._normalizer, x, lse, self.beta, self._size, self._largest)
+        return Update(state, torch.exp(self._normalizer.sink - lse), value)
 
     def _as_first_rank(self, stop: Tensor) -> Tensor:
         """Rank 0's decision about who stops: ranks of unlike hardware may round unlike, and must not part."""
@@ -209,7 +207,3 @@ class ShardedMemory:
         first = 0 if self._group is None else dist.get_global_rank(self._group, 0)
         dist.broadcast(decision, first, group=self._group)
         return decision.bool()
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -16,7 +16,7 @@ from outeffhop.attention import attention
 from outeffhop.functional import logsumexp_n
 from outeffhop.memory import saving
 from outeffhop.memory.energy import conjugate, energy, why_no_energy
-from outeffhop.memory.inputs import check_beta, check_method, check_patterns, check_queries
+from outeffhop.memory.inputs import check_beta, check_method, check_patterns, check_queries, wide
 from outeffhop.memory.noop import NoOp, check_indices, check_size
 from outeffhop.memory.retrieval import Retrieval, Update, iterate
 from outeffhop.methods import Clipped, Entmax, Method, Normalizer, SoftmaxN
@@ -68,7 +68,7 @@ class HopfieldMemory:
                 raise ValueError(f"no_op makes outliers of all {len(stored)} patterns: at least one must remain")
         normalizer = effective_normalizer(self.method, None if no_op is None else no_op.n)
         self._stored, self._active, self.no_op, self._normalizer = stored, active, no_op, normalizer
-        self._largest = float(torch.linalg.vector_norm(active, dim=1, dtype=_wide(active.dtype)).max())
+        self._largest = float(torch.linalg.vector_norm(active, dim=1, dtype=wide(active.dtype)).max())
 
     @property
     def stored(self) -> Tensor:
@@ -216,8 +216,8 @@ class HopfieldMemory:
 
     def _weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """w(βΞx) and βΞx, float32 at least.  [..., M] each"""
-        wide = _wide(x.dtype)
-        scores = (self.beta * x.to(wide)) @ self._active.to(wide).T
+        dtype = wide(x.dtype)
+        scores = (self.beta * x.to(dtype)) @ self._active.to(dtype).T
         if isinstance(self._normalizer, Entmax):  # the same weights, but scores of 1e4 keep their digits
             return self._normalizer(scores - scores.detach().amax(-1, keepdim=True)), scores
         return self._normalizer(scores), scores
@@ -240,7 +240,3 @@ def fused_update(x: Tensor, patterns: Tensor, beta: float, sink: float) -> tuple
     """softmax_n(βΞx)Ξ, the no-op weight and log(n + Σ exp(βΞx)), without the scores in memory."""
     state, lse = attention(x, patterns, patterns, scale=beta, sink=sink, return_lse=True)
     return state, torch.exp(sink - lse), lse
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -15,14 +15,12 @@ import torch
 from scipy.special import wrightomega
 from torch import Tensor
 
-from outeffhop.functional import logsumexp_n, softmax_n
+from outeffhop.functional import logsumexp_n
 
 __all__ = [
     "separation",
     "radius",
     "largest_norm",
-    "update",
-    "energy",
     "gamma",
     "delta",
     "separation_threshold",
@@ -63,16 +61,6 @@ def largest_norm(patterns: Tensor) -> float:
     """m = max_μ ‖ξ_μ‖."""
     _check_patterns(patterns)
     return float(torch.linalg.vector_norm(patterns, dim=-1).max())
-
-
-def update(patterns: Tensor, queries: Tensor, beta: float, n: float = 1.0) -> Tensor:
-    """T(x) = Ξ softmax_n(β Ξᵀx): queries [..., d] → [..., d]. n = 1 is OutEffHop, n = 0 the dense model."""
-    return softmax_n(_scores(patterns, queries, beta), n) @ patterns
-
-
-def energy(patterns: Tensor, queries: Tensor, beta: float, n: float = 1.0) -> Tensor:
-    """H(x) = −β⁻¹ log(n + Σ_μ exp(β⟨ξ_μ, x⟩)) + ½⟨x, x⟩: [..., d] → [...]. Its gradient is x − T(x)."""
-    return queries.square().sum(-1) / 2 - logsumexp_n(_scores(patterns, queries, beta), n) / beta
 
 
 def gamma(patterns: Tensor, queries: Tensor, beta: float) -> Tensor:

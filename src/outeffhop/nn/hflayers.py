@@ -105,8 +105,8 @@ def from_hflayers(
         layer = OutEffHop(embed_dim, num_heads, **options)
     prefix = "" if isinstance(layer, OutEffHop) else "hopfield."
     new |= {prefix + k: v for k, v in _renamed(state, core, weights, connected).items()}
-    kept = layer.state_dict()
-    layer.load_state_dict({**{k: v for k, v in kept.items() if "association" in k or ".gate" in k}, **new})
+    fresh = layer.state_dict()  # β, sinks and gates are not in that library's state
+    layer.load_state_dict({**{k: v for k, v in fresh.items() if "association." in k or "gate." in k}, **new})
     return layer
 
 
