@@ -40,15 +40,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="result file; default benchmarks/results/attention-DEVICE.json")
     arguments = parser.parse_args()
     device = arguments.device
+    out = arguments.out
+    if out is None and not arguments.quick:
+        out = Path(__file__).parent / "results" / f"attention-{device}.json"
     rows = []
     for shape, kind in cases(device, arguments.quick):
         rows += measure_case(shape, kind, device, arguments.seconds)
         show([row for row in rows if row["shape"] == list(shape) and row["kind"] == kind])
-    out = arguments.out
-    if out is None and not arguments.quick:
-        out = Path(__file__).parent / "results" / f"attention-{device}.json"
+        if out is not None:  # after every case: a run that is stopped keeps what it has
+            keep(out, {"question": __doc__.splitlines()[0], **environment(device), "rows": rows})
     if out is not None:
-        keep(out, {"question": __doc__.splitlines()[0], **environment(device), "rows": rows})
+        print(f"\nwritten to {out}")
 
 
 def cases(device: str, quick: bool) -> list[tuple[tuple[int, int, int, int], str]]:

@@ -56,6 +56,7 @@ def main() -> None:
     out = arguments.out or Path(__file__).parent / "results" / f"layer-{device}.json"
     shape = {"batch": batch, "length": length, "size": size, "heads": heads, "dtype": str(dtype)}
     keep(out, {"question": __doc__.splitlines()[0], **environment(device), **shape, "rows": rows})
+    print(f"\nwritten to {out}")
 
 
 def step(layer: nn.Module, x: torch.Tensor) -> Callable[[], object]:

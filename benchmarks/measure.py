@@ -102,7 +102,6 @@ def environment(device: str) -> dict[str, Any]:
 def keep(path: Path, result: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\nwritten to {path}")
 
 
 def _time(work: Work, calls: int, device: str) -> float:

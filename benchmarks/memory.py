@@ -61,6 +61,7 @@ def main() -> None:
     if out is not None:
         settings = {"dtype": arguments.dtype, "queries": queries, "size": SIZE, "beta": BETA}
         keep(out, {"question": __doc__.splitlines()[0], **about, **settings, "rows": rows})
+    print(f"\nwritten to {out}")
 
 
 def ways(patterns: int, queries: int, device: str, dtype: torch.dtype) -> dict[str, Work]:
