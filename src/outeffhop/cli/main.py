@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
 
 from outeffhop.cli.console import print_error
 
@@ -21,7 +24,9 @@ def doctor(json: bool = False) -> None:
     show(examine(), as_json=json)
 
 
-def methods(name: str | None = None, /, json: bool = False) -> None:
+def methods(
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[METHOD]")] = None, json: bool = False
+) -> None:
     """The attention methods and their parameters. Example: outeffhop methods 'outeffhop(n=4)'
 
     Args:
@@ -35,8 +40,6 @@ def methods(name: str | None = None, /, json: bool = False) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
-    import tyro
-
     try:
         tyro.extras.subcommand_cli_from_dict(
             {"doctor": doctor, "methods": methods},
