@@ -7,6 +7,7 @@ with gradient 0: attention to nothing is nothing.
 
 from __future__ import annotations
 
+import entmax as _package  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
@@ -18,6 +19,11 @@ __all__ = [
     "sparsemax",
     "entmax",
 ]
+
+# The package's autograd Functions are written as classmethods, which Dynamo cannot read; it need not.
+_sparsemax, _entmax15, _entmax_bisect = (
+    torch.compiler.allow_in_graph(f) for f in (_package.sparsemax, _package.entmax15, _package.entmax_bisect)
+)
 
 
 def softmax_n(
@@ -97,9 +103,6 @@ def entmax(x: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
         return softmax_n(x, 0.0, dim=dim)
     if x.shape[dim] == 0:
         return x.clone()
-    from entmax import entmax15, entmax_bisect  # type: ignore[import-untyped]
-    from entmax import sparsemax as sparsemax_exact
-
     out_dtype = x.dtype
     x = x.to(_compute_dtype(out_dtype))
     # The package's sorts and sums do not survive −inf. An entry further than 1/(α − 1) below the
@@ -110,13 +113,13 @@ def entmax(x: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
     reach = 2.0 / (alpha.detach().to(x.dtype) - 1.0) if isinstance(alpha, Tensor) else 2.0 / (alpha - 1.0)
     x = torch.where(absent, top - reach, x)
     if isinstance(alpha, Tensor):
-        p = entmax_bisect(x, alpha.to(x.dtype), dim=dim)
+        p = _entmax_bisect(x, alpha.to(x.dtype), dim=dim)
     elif alpha == 2.0:
-        p = sparsemax_exact(x, dim=dim)
+        p = _sparsemax(x, dim=dim)
     elif alpha == 1.5:
-        p = entmax15(x, dim=dim)
+        p = _entmax15(x, dim=dim)
     else:
-        p = entmax_bisect(x, alpha, dim=dim)
+        p = _entmax_bisect(x, alpha, dim=dim)
     return p.masked_fill(absent, 0).to(out_dtype)
 
 

@@ -295,8 +295,11 @@ def test_dropout_only_in_training():
     assert not torch.allclose(layer(x)[0], layer(x)[0])
 
 
-@pytest.mark.parametrize("method", ["outeffhop", "gated-outeffhop", "clipped", "gsh", "outeffhop(sink=learned)"])
+@pytest.mark.parametrize(
+    "method", ["outeffhop", "gated-outeffhop", "clipped", "sparse", "gsh", "outeffhop(sink=learned)"]
+)
 def test_compile_export_copy_pickle(method):
+    torch._dynamo.reset()
     layer = _randomize(OutEffHop(8, 2, batch_first=True, method=method, steps=2, learn_beta=True)).eval()
     x = _tensor(2, 5, 8).float()
     expected = layer(x)[0]
@@ -306,10 +309,15 @@ def test_compile_export_copy_pickle(method):
     torch.save(layer, buffer)
     buffer.seek(0)
     torch.testing.assert_close(torch.load(buffer, weights_only=False)(x)[0], expected, atol=0, rtol=0)
-    if method != "gsh":  # entmax's bisection is the package's own Function
-        torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x)[0], expected)
-        program = torch.export.export(layer, (x,))
-        torch.testing.assert_close(program.module()(x)[0], expected)
+    compiled = torch.compile(layer, fullgraph=True)(x)[0]
+    torch.testing.assert_close(compiled, expected)
+    parameters = list(layer.parameters())
+    for a, b in zip(
+        torch.autograd.grad(compiled.sum(), parameters), torch.autograd.grad(expected.sum(), parameters), strict=True
+    ):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+    program = torch.export.export(layer, (x,))
+    torch.testing.assert_close(program.module()(x)[0], expected)
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(x)[0]
     assert out.dtype == torch.bfloat16

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -148,42 +149,16 @@ def _backward(
     return *grads, grad_sinks
 
 
-def _fake_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    sink: float,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float,
-    kernel: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _fake_forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # the sink changes no shape, and PyTorch knows its own kernel's
-    return KERNELS[kernel].forward(query, key, value, bias, Options(dropout_p, is_causal, scale))
+    query, key, value, bias, _, _, *options, kernel = inputs
+    return KERNELS[kernel].forward(query, key, value, bias, Options(*options))
 
 
-def _fake_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    rng0: Tensor,
-    rng1: Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float,
-    kernel: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    options = Options(dropout_p, is_causal, scale)
+def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad_out, grad_lse, query, key, value, bias, sinks, out, lse, rng0, rng1, *options, kernel = inputs
     saved = Saved(out, lse, rng0, rng1)
-    grads = KERNELS[kernel].backward(grad_out, query, key, value, bias, saved, options)
+    grads = KERNELS[kernel].backward(grad_out, query, key, value, bias, saved, Options(*options))
     if grad_lse is not None:
         dq, dk, dv = (torch.empty_like(g, memory_format=torch.contiguous_format) for g in grads)
         grads = dq, dk, dv
