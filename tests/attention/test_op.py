@@ -167,6 +167,24 @@ def test_torch_func_is_served_by_eager():
         torch.func.grad(lambda q: attention(q, key, value, backend="cpu").sum())(query)
 
 
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
+def test_torch_func_inside_compile(transform):
+    query, key, value = (t.double().detach() for t in _qkv())
+    tangent = torch.ones_like(query)
+
+    def function(query):
+        if transform == "grad":
+            return torch.func.grad(lambda q: attention(q, key, value).square().sum())(query)
+        if transform == "jvp":
+            return torch.func.jvp(lambda q: attention(q, key, value), (query,), (tangent,))[1]
+        return torch.func.vmap(lambda q: attention(q[None], key[:1], value[:1]))(query)
+
+    torch._dynamo.reset()
+    found = torch.compile(function, fullgraph=True)(query)
+    torch.testing.assert_close(found, function(query))
+    assert found.abs().max() > 1e-3
+
+
 def test_forward_mode_is_never_silently_zero():
     query, key, value = (t.double().detach() for t in _qkv())
     with torch.autograd.forward_ad.dual_level():

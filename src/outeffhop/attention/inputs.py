@@ -46,9 +46,7 @@ class Call:
     @property
     def transformed(self) -> bool:
         """Whether torch.func or forward-mode differentiation is at work, which flash kernels know nothing of."""
-        if torch.compiler.is_compiling():
-            return False
-        return torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0
+        return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
     @property
     def needs_grad(self) -> bool:
