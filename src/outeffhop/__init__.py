@@ -1,9 +1,13 @@
-"""Transformers free of activation outliers: the Outlier-Efficient Modern Hopfield Model."""
+"""Transformers free of activation outliers: the Outlier-Efficient Modern Hopfield Model.
+
+Importing this package makes the methods known to transformers as attention implementations.
+"""
 
 from outeffhop.attention import attention, explain
 from outeffhop.functional import clipped_softmax, entmax, logsumexp_n, softmax1, softmax_n, sparsemax
 from outeffhop.memory import HopfieldMemory, NoOp
 from outeffhop.methods import Method, methods
+from outeffhop.models import SinkSchedule, convert, from_config, model_summary
 from outeffhop.nn import OutEffHop, OutEffHopLayer, OutEffHopPooling
 
 __version__ = "0.1.0"
@@ -11,6 +15,10 @@ __version__ = "0.1.0"
 __all__ = [
     "attention",
     "explain",
+    "convert",
+    "from_config",
+    "SinkSchedule",
+    "model_summary",
     "HopfieldMemory",
     "NoOp",
     "OutEffHop",

@@ -1,0 +1,75 @@
+"""A loaded model → another method, its weights kept; or a fresh one with a method."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from outeffhop.methods import Method, SoftmaxN
+from outeffhop.models.modules import attention_modules, check, extension_of, hook_all, install
+from outeffhop.models.persistence import write
+from outeffhop.models.schedule import FAR, SinkSchedule, movable
+
+__all__ = ["convert", "from_config"]
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def convert(model: Model, method: str | Method, *, same_function: bool = False) -> Model:
+    """Gives a model any method, gates and learned sinks included. In place; returns the model.
+
+    Its weights stay. Gates and learned sinks that old and new method share keep their values, the
+    others start fresh: a gate at its ``init``, a learned sink at log n.
+
+    Args:
+        model: any transformers model whose attention goes through transformers' attention interface.
+        method: its name or ``name(parameter=value, ...)``.
+        same_function: start as the softmax model it was, up to rounding: sinks far below every score
+            and gates open. A ``SinkSchedule`` then brings fixed sinks and gates to the method's own
+            values while the model is fine-tuned; learned sinks are trained from there.
+    """
+    new = Method.parse(method)
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model is a {type(model).__name__}: a transformers PreTrainedModel is needed")
+    if same_function and not isinstance(new.normalizer, SoftmaxN):
+        raise ValueError(
+            f"method={str(new)!r} cannot start as the same function: its weights are no softmax with a sink; "
+            "same_function serves outeffhop, gated and gated-outeffhop"
+        )
+    check(model, new)
+    model.set_attn_implementation(new.name)
+    if model.config._attn_implementation != new.name:
+        raise ValueError(f"{type(model).__name__} does not let its attention implementation be set to {new.name!r}")
+    install(model, new)
+    write(model.config, new)
+    extensions = [e for m in attention_modules(model).values() if (e := extension_of(m)) is not None]
+    for extension in extensions:
+        extension.release()
+    hook_all(model)
+    if same_function:
+        if movable(new):
+            SinkSchedule.to(new, steps=1).apply(model, 0)
+        for extension in extensions:
+            if isinstance(extension.sink, nn.Parameter):
+                nn.init.constant_(extension.sink, FAR)
+    return model
+
+
+def from_config(auto_class: Any, config: PreTrainedConfig, method: str | Method = "outeffhop", **kwargs: Any) -> Any:
+    """A fresh model with a method; with one seed, its own weights are the same for every method.
+
+    Args:
+        auto_class: ``AutoModelForMaskedLM`` or another auto class, or a model class.
+        config: the model's; it is not changed.
+        method: its name or ``name(parameter=value, ...)``.
+        kwargs: for ``auto_class.from_config``, such as ``dtype``.
+    """
+    new = Method.parse(method)
+    config = copy.deepcopy(config)
+    write(config, new)
+    config._attn_implementation = new.name
+    build = getattr(auto_class, "from_config", None) or auto_class._from_config
+    return build(config, **kwargs)

@@ -1,0 +1,196 @@
+"""A model's attention modules: which they are, and how they get a method."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from outeffhop.methods import Method
+from outeffhop.models.extension import Extension
+
+__all__ = [
+    "attention_modules",
+    "has_attention",
+    "extension_of",
+    "check",
+    "install",
+    "hook_all",
+    "num_heads",
+    "place",
+    "NAME",
+]
+
+# The attribute of an attention module that holds its extension, and so a part of the names in a checkpoint.
+NAME = "outeffhop"
+
+
+def extension_of(module: nn.Module) -> Extension | None:
+    found = getattr(module, NAME, None)
+    return found if isinstance(found, Extension) else None
+
+
+def has_attention(model: nn.Module) -> bool:
+    return any(_calls_interface(_kind(module)) for module in model.modules())
+
+
+def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Name → module, for the modules that call transformers' attention interface themselves."""
+    found = {name: module for name, module in model.named_modules() if _calls_interface(_kind(module))}
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no attention module that calls transformers' attention interface "
+            "(ALL_ATTENTION_FUNCTIONS): its attention cannot be exchanged"
+        )
+    return found
+
+
+def install(model: nn.Module, method: Method, annealing: bool = False) -> None:
+    """Gives every attention module of the model the method; parameters both methods have keep their values."""
+    check(model, method)
+    # The gates' random numbers are drawn aside: with one seed, a model's own weights are those it has without gates.
+    with torch.random.fork_rng(devices=[]):
+        for module in attention_modules(model).values():
+            old = extension_of(module)
+            if old is not None and old.method == method:
+                continue
+            new = Extension(method, _embed_dim(module), num_heads(module), annealing, **place(module))
+            if old is not None:
+                _inherit(new, old)
+            setattr(module, NAME, new)
+            _hook(module, new.extra)
+
+
+def _inherit(new: Extension, old: Extension) -> None:
+    if new.gate is not None and old.gate is not None and new.gate.spec == old.gate.spec:
+        new.gate = old.gate
+    for name in ("sink", "raw_alpha"):
+        if isinstance(getattr(new, name), nn.Parameter) and isinstance(getattr(old, name), nn.Parameter):
+            setattr(new, name, getattr(old, name))
+
+
+def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Forward pre-hook of an attention module whose method has tensors: hands the gate's openings on.
+
+    Module-level, so that it survives deepcopy and pickling.
+    """
+    extension: Extension = getattr(module, NAME)
+    running = module.config._attn_implementation
+    if running != extension.method.name:
+        raise ValueError(
+            f"attn_implementation={running!r}, but this {type(module).__name__} has the method {extension.method} with "
+            f"parameters of its own: outeffhop.convert(model, 'vanilla') (or another method) removes them, "
+            f"model.set_attn_implementation({extension.method.name!r}) uses them"
+        )
+    if extension.gate is None:
+        return None
+    hidden_states = args[0] if args else kwargs["hidden_states"]
+    mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
+    # any other mask than [B, H, L, L] belongs to cross attention or a cache, where the input has no padding of its own
+    square = isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[-1] == hidden_states.shape[-2]
+    return args, {**kwargs, "attn_gate": extension(hidden_states, mask if square else None)}
+
+
+def _hook(module: nn.Module, wanted: bool) -> None:
+    # A handle would not survive deepcopy, so the hook is found by what it is.
+    present = [key for key, hook in module._forward_pre_hooks.items() if hook is before_attention]
+    if wanted and not present:
+        module.register_forward_pre_hook(before_attention, with_kwargs=True)
+    elif not wanted:
+        for key in present:
+            del module._forward_pre_hooks[key]
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def hook_all(model: nn.Module) -> None:
+    """Brings the hooks in line after ``hold`` or ``release``."""
+    for module in attention_modules(model).values():
+        extension = extension_of(module)
+        _hook(module, extension is not None and extension.extra)
+
+
+def check(model: nn.Module, method: Method) -> None:
+    """Refuses, before anything is changed, a method that some attention module cannot have."""
+    for name, module in attention_modules(model).items():
+        _check(name, module, method)
+
+
+def _check(name: str, module: nn.Module, method: Method) -> None:
+    kind = type(module).__name__
+    if method.gate is None:
+        return
+    if not _hands_kwargs_on(_kind(module)):
+        raise ValueError(
+            f"{method} cannot gate {name} ({kind}): it does not hand keyword arguments on to the attention function, "
+            "so a gate's openings would be lost; take a method without a gate"
+        )
+    if method.gate.gate == "head" and getattr(module, "is_causal", False):
+        raise ValueError(
+            f"{method} cannot gate {name} ({kind}): gate=head averages over all tokens, in a causal model also over "
+            "those to come; take gate=token or gate=constant"
+        )
+
+
+def _kind(module: nn.Module) -> Any:
+    return type(module)  # Any: to a type checker a class of modules cannot be hashed
+
+
+@cache
+def _calls_interface(kind: type[nn.Module]) -> bool:
+    if issubclass(kind, PreTrainedModel):  # checks names in the interface, calls nothing
+        return False
+    return any("ALL_ATTENTION_FUNCTIONS" in function.__code__.co_names for function in _functions(kind))
+
+
+@cache
+def _hands_kwargs_on(kind: type[nn.Module]) -> bool:
+    """Whether forward takes any keyword and its calls of the attention function pass ``**``, as far as one can read."""
+    if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(kind.forward).parameters.values()):
+        return False
+    for function in _functions(kind):
+        if "ALL_ATTENTION_FUNCTIONS" not in function.__code__.co_names:
+            continue
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        except (OSError, TypeError, SyntaxError):
+            continue  # the attention function itself refuses to run ungated
+        for node in ast.walk(tree):
+            called = isinstance(node, ast.Call) and getattr(node.func, "id", None) == "attention_interface"
+            if called and all(k.arg is not None for k in node.keywords):  # type: ignore[attr-defined]
+                return False
+    return True
+
+
+def _functions(kind: type) -> list[Callable[..., Any]]:
+    """The methods a class has, its parents' included, undecorated."""
+    names = {name for base in kind.__mro__ if base not in (nn.Module, object) for name in vars(base)}
+    found = (inspect.unwrap(f) for f in (getattr(kind, name, None) for name in names) if inspect.isfunction(f))
+    return [f for f in found if inspect.isfunction(f)]
+
+
+def num_heads(module: Any) -> int:
+    """H of an attention module, of its queries."""
+    for name in ("num_heads", "num_attention_heads", "n_heads", "n_head"):
+        if isinstance(getattr(module, name, None), int):
+            return int(getattr(module, name))
+    return int(module.config.num_attention_heads)
+
+
+def _embed_dim(module: Any) -> int:
+    size = getattr(module, "embed_dim", None)
+    return int(size if isinstance(size, int) else module.config.hidden_size)
+
+
+def place(module: nn.Module) -> dict[str, Any]:
+    """Device and dtype of an attention module."""
+    for p in module.parameters():
+        if p.is_floating_point():
+            return {"device": p.device, "dtype": p.dtype}
+    return {}

@@ -1,0 +1,181 @@
+"""Sizes by name: tiny (two CPU cores, minutes), small (one GPU, minutes) and paper, for four models.
+
+    model = presets.build("opt", "tiny", "gated-outeffhop")
+
+A bare method name takes the parameters the paper's scripts give it for that model (``method_for``);
+a name with parameters is taken as it is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    BertConfig,
+    OPTConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ViTConfig,
+)
+
+from outeffhop.methods import Method
+from outeffhop.models.convert import from_config
+from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
+
+__all__ = ["MODELS", "SIZES", "build", "config", "method_for"]
+
+SIZES = ("tiny", "small", "paper")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model's config class, its sizes, and the paper's parameters of each method.
+
+    Attributes:
+        paper_parameters: millions the paper's Table 1 prints, plain and gated.
+    """
+
+    config: type[PreTrainedConfig]
+    auto_class: Any
+    sizes: dict[str, dict[str, Any]]
+    methods: dict[str, str]
+    paper_parameters: tuple[float, float]
+    common: dict[str, Any] = field(default_factory=dict)
+
+
+def _bert(layers: int, width: int, heads: int, vocabulary: int, length: int) -> dict[str, Any]:
+    return dict(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_attention_heads=heads,
+        vocab_size=vocabulary,
+        max_position_embeddings=length,
+    )
+
+
+def _opt(layers: int, width: int, heads: int, vocabulary: int, length: int) -> dict[str, Any]:
+    return dict(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        word_embed_proj_dim=width,
+        ffn_dim=4 * width,
+        num_attention_heads=heads,
+        vocab_size=vocabulary,
+        max_position_embeddings=length,
+    )
+
+
+def _vit(layers: int, width: int, heads: int, image: int, patch: int, channels: int, classes: int) -> dict[str, Any]:
+    return dict(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_attention_heads=heads,
+        image_size=image,
+        patch_size=patch,
+        num_channels=channels,
+        num_labels=classes,
+    )
+
+
+MODELS: dict[str, Preset] = {
+    "bert": Preset(
+        BertConfig,
+        AutoModelForMaskedLM,
+        {
+            "tiny": _bert(4, 128, 4, 1024, 128),
+            "small": _bert(6, 512, 8, 8192, 128),
+            "paper": _bert(12, 768, 12, 30522, 512),
+        },
+        {
+            "clipped": "clipped(gamma=-0.025)",
+            "clipped-outeffhop": "clipped-outeffhop(gamma=-0.025)",
+            "gated": "gated(predictor=mlp)",
+            "gated-outeffhop": "gated-outeffhop(predictor=mlp)",
+        },
+        (108.9, 109.0),
+    ),
+    "opt": Preset(
+        OPTConfig,
+        AutoModelForCausalLM,
+        {
+            "tiny": _opt(4, 128, 4, 1024, 128),
+            "small": _opt(6, 512, 8, 8192, 512),
+            "paper": _opt(12, 768, 12, 50272, 512),
+        },
+        {"clipped": "clipped(alpha=12)", "clipped-outeffhop": "clipped-outeffhop(alpha=12)"},
+        (124.06, 124.07),
+        {"init_std": 0.006, "dropout": 0.0, "do_layer_norm_before": True},
+    ),
+    "vit": Preset(
+        ViTConfig,
+        AutoModelForImageClassification,
+        {
+            "tiny": _vit(4, 64, 4, 8, 2, 1, 10),
+            "small": _vit(8, 256, 8, 32, 4, 3, 10),
+            "paper": _vit(12, 384, 6, 224, 16, 3, 1000),
+        },
+        {"clipped": "clipped(gamma=-1e-05)", "clipped-outeffhop": "clipped-outeffhop(gamma=-1e-05)"},
+        (22.03, 22.04),
+        {"qkv_bias": False},
+    ),
+    "stanhop": Preset(
+        StanhopConfig,
+        StanhopForForecasting,
+        {
+            "tiny": dict(d_model=32, d_ff=64, e_layers=2, in_len=48, out_len=24),
+            "small": dict(d_model=64, d_ff=128, e_layers=3),
+            "paper": {},
+        },
+        {
+            "clipped": "clipped(gamma=-0.1, zeta=1.1)",
+            "clipped-outeffhop": "clipped-outeffhop(gamma=-0.1, zeta=1.1)",
+        },
+        (35.13, 35.15),
+    ),
+}
+
+
+def config(model: str, size: str = "tiny", **changes: Any) -> PreTrainedConfig:
+    """The config of a model at one of its sizes; ``changes`` are fields of that config."""
+    preset = MODELS[_known("model", model, MODELS)]
+    values = preset.sizes[_known("size", size, SIZES)]
+    return preset.config(**{**preset.common, **values, **changes})
+
+
+def method_for(model: str, method: str | Method) -> Method:
+    """A bare name with the paper's parameters for this model; anything else as it is written."""
+    preset = MODELS[_known("model", model, MODELS)]
+    parsed = Method.parse(method)
+    bare = isinstance(method, str) and "(" not in method
+    return Method.parse(preset.methods[parsed.name]) if bare and parsed.name in preset.methods else parsed
+
+
+def build(model: str, size: str = "tiny", method: str | Method = "outeffhop", **changes: Any) -> PreTrainedModel:
+    """A fresh model: ``build("opt", "tiny", "gated-outeffhop")``.
+
+    Args:
+        model: bert, opt, vit or stanhop.
+        size: tiny, small or paper.
+        method: a bare name takes the paper's parameters for this model.
+        changes: fields of the model's config.
+    """
+    chosen = method_for(model, method)
+    if model == "stanhop":  # its Hopfield layers take the method from the config itself
+        return StanhopForForecasting(config(model, size, method=str(chosen), **changes))  # type: ignore[arg-type]
+    built: PreTrainedModel = from_config(MODELS[model].auto_class, config(model, size, **changes), chosen)
+    return built
+
+
+def _known(name: str, value: str, known: Any) -> str:
+    if value in known:
+        return value
+    near = get_close_matches(value, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{name}={value!r} is unknown{hint} There are: {', '.join(known)}")

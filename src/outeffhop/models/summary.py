@@ -1,0 +1,76 @@
+"""What a model is made of: its method, its heads, and the parameters the method adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from outeffhop.models.modules import attention_modules, extension_of, num_heads
+from outeffhop.models.persistence import method_of
+
+__all__ = ["ModelSummary", "model_summary"]
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """A model in a few numbers.
+
+    Attributes:
+        model: its class.
+        method: as ``Method`` writes it, or the name of another attention implementation.
+        layers: how many attention modules it has.
+        heads: query heads of each.
+        parameters: all of them, shared ones once, the method's included.
+        gate_parameters: those of the gates.
+        sink_parameters: learned sinks, and learned α.
+    """
+
+    model: str
+    method: str
+    layers: int
+    heads: tuple[int, ...]
+    parameters: int
+    gate_parameters: int
+    sink_parameters: int
+
+    @property
+    def extra_parameters(self) -> int:
+        """What the method adds."""
+        return self.gate_parameters + self.sink_parameters
+
+    def __str__(self) -> str:
+        kinds = sorted(set(self.heads))
+        rows = {
+            "model": self.model,
+            "method": self.method,
+            "attention layers": f"{self.layers}",
+            "heads": f"{kinds[0]}" if len(kinds) == 1 else ", ".join(map(str, self.heads)),
+            "parameters": f"{self.parameters:,}",
+            "  of gates": f"{self.gate_parameters:,}",
+            "  of sinks": f"{self.sink_parameters:,}",
+        }
+        width = max(map(len, rows))
+        return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
+
+
+def model_summary(model: PreTrainedModel) -> ModelSummary:
+    """The method of a transformers model, its size, and what the method adds to it."""
+    modules = list(attention_modules(model).values())
+    extensions = [e for e in map(extension_of, modules) if e is not None]
+    method = method_of(model.config)
+    gates = sum(_count(e.gate) for e in extensions if e.gate is not None)
+    return ModelSummary(
+        model=type(model).__name__,
+        method=str(model.config._attn_implementation if method is None else method),
+        layers=len(modules),
+        heads=tuple(num_heads(module) for module in modules),
+        parameters=_count(model),
+        gate_parameters=gates,
+        sink_parameters=sum(_count(e) for e in extensions) - gates,
+    )
+
+
+def _count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())

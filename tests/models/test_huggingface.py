@@ -1,0 +1,229 @@
+"""The attention implementations: what transformers' models compute with them."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tiny import DECODERS, MODELS, SIX, TEXT, config, inputs, stir
+from torch import nn
+from transformers import AttentionInterface, AutoModelForMaskedLM
+from transformers.masking_utils import AttentionMaskInterface
+
+import outeffhop
+from outeffhop.models import convert, from_config
+from outeffhop.models.huggingface import attend
+from outeffhop.models.modules import attention_modules, extension_of
+
+METHODS = (*SIX, "outeffhop(n=3)", "gated-outeffhop(predictor=mlp, sink=learned)")
+
+
+def build(name, method, dtype=torch.float64, seed=0):
+    torch.manual_seed(seed)
+    model = stir(from_config(MODELS[name][1], config(name), method)).to(dtype).eval()
+    if name == "gpt-oss":
+        with torch.no_grad():
+            for module in attention_modules(model).values():
+                module.sinks.copy_(torch.linspace(-1, 2, 4))
+    return model
+
+
+def methods_for(name):
+    """gpt-oss has sinks of its own: softmax methods take them, the others cannot."""
+    return [m for m in METHODS if name != "gpt-oss" or ("clipped" not in m and "learned" not in m)]
+
+
+CASES = [(name, method) for name in MODELS for method in methods_for(name)]
+
+
+def gradients(model, logits):
+    model.zero_grad()
+    (logits * torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits)).sum().backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def test_every_method_is_registered_with_its_masks():
+    for name in outeffhop.methods():
+        assert name in AttentionInterface().valid_keys()
+        assert name in AttentionMaskInterface().valid_keys()
+        assert not any(word in name for word in ("sdpa", "flex_attention", "flash", "/"))
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_fused_equals_eager_in_logits_and_gradients(name, method):
+    model, batch = build(name, method), inputs(name, dtype=torch.float64)
+    fused = model(**batch).logits
+    fused_gradients = gradients(model, fused)
+    plain = model(**batch, output_attentions=True)
+    assert [w.shape[1] for w in plain.attentions] == [4, 4]
+    torch.testing.assert_close(fused, plain.logits, rtol=1e-9, atol=1e-9)
+    plain_gradients = gradients(model, plain.logits)
+    assert fused_gradients.keys() == plain_gradients.keys()
+    assert method != "gated" or any("outeffhop.gate" in n for n in fused_gradients)
+    for n, g in fused_gradients.items():
+        torch.testing.assert_close(g, plain_gradients[n], rtol=1e-7, atol=1e-8, msg=n)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_vanilla_is_what_the_model_was(name):
+    model, batch = build(name, "vanilla", torch.float32), inputs(name)
+    ours = model(**batch).logits
+    model.set_attn_implementation("eager" if name == "gpt-oss" else "sdpa")
+    torch.testing.assert_close(ours, model(**batch).logits, rtol=1e-5, atol=2e-5)
+
+
+def test_softmax1_is_gpt_oss_with_sinks_at_zero():
+    model = build("gpt-oss", "outeffhop")
+    for module in attention_modules(model).values():
+        nn.init.zeros_(module.sinks)
+    ours, batch = model(**inputs("gpt-oss")).logits, inputs("gpt-oss")
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(ours, model(**batch).logits)
+
+
+# DistilBERT takes no positions: padded on the left it sees others
+@pytest.mark.parametrize(
+    ("name", "method", "side"),
+    [(*c, s) for c in CASES for s in ("left", "right") if c[0] in TEXT and (c[0], s) != ("distilbert", "left")],
+)
+def test_padding_changes_nothing(name, method, side):
+    model, lengths = build(name, method), (5, 9)
+    whole = inputs(name)["input_ids"]
+    ids, mask = torch.full((2, 9), 1), torch.zeros(2, 9, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        place = slice(9 - length, 9) if side == "left" else slice(0, length)
+        ids[row, place], mask[row, place] = whole[row, :length], 1
+    extra = {}
+    if side == "left" and name in ("bert", "gpt2", "llama", "qwen3", "gpt-oss"):
+        extra["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    padded = model(input_ids=ids, attention_mask=mask, **extra).logits
+    for row, length in enumerate(lengths):
+        place = slice(9 - length, 9) if side == "left" else slice(0, length)
+        alone = model(input_ids=whole[row : row + 1, :length]).logits
+        torch.testing.assert_close(padded[row, place], alone[0], rtol=1e-8, atol=1e-9)
+
+
+def test_a_gate_per_head_does_not_average_over_padding():
+    model = build("bert", "gated(gate=head)")
+    ids = inputs("bert", batch=1)["input_ids"]
+    mask = torch.ones_like(ids)
+    alone = model(input_ids=ids[:, :6]).logits
+    mask[:, 6:] = 0
+    torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits[:, :6], alone)
+
+
+GENERATION = [(name, "outeffhop") for name in DECODERS]
+GENERATION += [(name, method) for name in ("opt", "llama") for method in SIX if method != "outeffhop"]
+
+
+@pytest.mark.parametrize(("name", "method"), [*GENERATION, ("gpt2", METHODS[-1]), ("gpt-oss", "gated")])
+def test_generation_is_the_same_with_any_cache(name, method):
+    model = build(name, method)
+    start = inputs(name, length=6)["input_ids"]
+    mask = torch.ones_like(start)
+    mask[0, :2] = 0
+    call = dict(attention_mask=mask, max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=1)
+    call.update(output_scores=True, return_dict_in_generate=True)
+    plain = model.generate(start, use_cache=False, **call)
+    for cache in ("dynamic", "static"):
+        cached = model.generate(start, cache_implementation=cache, disable_compile=True, **call)
+        assert torch.equal(plain.sequences, cached.sequences)
+        for a, b in zip(plain.scores, cached.scores, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("bert", "gated-outeffhop(sink=learned)"),
+        ("llama", "outeffhop"),
+        ("opt", "clipped"),
+        ("vit", "gated(gate=head)"),
+    ],
+)
+def test_compiles_as_one_graph(name, method):
+    model, batch = build(name, method, torch.float32), inputs(name)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(**batch).logits, model(**batch).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "opt", "vit", "llama"])
+@pytest.mark.parametrize("method", ["outeffhop(sink=learned)", "gated", "clipped"])
+def test_gradient_checkpointing_gives_the_same_gradients(name, method):
+    model, batch = build(name, method).train(), inputs(name, dtype=torch.float64)
+    plain = gradients(model, model(**batch).logits)
+    model.gradient_checkpointing_enable()
+    again = gradients(model, model(**batch).logits)
+    for n, g in plain.items():
+        torch.testing.assert_close(g, again[n], msg=n)
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
+def test_copies_keep_their_gates(copier):
+    model, batch = build("bert", "gated-outeffhop(sink=learned)"), inputs("bert")
+    other = copier(model)
+    assert torch.equal(model(**batch).logits, other(**batch).logits)
+    gate = next(extension_of(m).gate for m in attention_modules(other).values())
+    nn.init.constant_(gate.bias, -50.0)  # the copy's gate is the copy's own
+    assert not torch.equal(model(**batch).logits, other(**batch).logits)
+    convert(other, "vanilla")
+    assert not any(m._forward_pre_hooks for m in attention_modules(other).values())
+
+
+@pytest.mark.parametrize("kind", ["token", "head", "constant"])
+@pytest.mark.parametrize("predictor", ["linear", "mlp", "features"])
+def test_a_fresh_gate_opens_as_it_should(kind, predictor):
+    method = f"gated(gate={kind}, predictor={predictor}, init=0.3)"
+    torch.manual_seed(0)
+    model = from_config(AutoModelForMaskedLM, config("bert"), method)
+    for module in attention_modules(model).values():
+        opening = extension_of(module)(torch.randn(2, 5, 32))
+        torch.testing.assert_close(opening, torch.full_like(opening, 0.3), rtol=1e-6, atol=0)
+
+
+def test_what_changes_the_scores_is_refused():
+    q = torch.randn(1, 4, 3, 8)
+    module = attention_modules(build("bert", "outeffhop", torch.float32)).popitem()[1]
+    with pytest.raises(ValueError, match="softcap"):
+        attend("outeffhop", module, q, q, q, None, softcap=30.0)
+    with pytest.raises(ValueError, match=r"no openings reached.*BertSelfAttention"):
+        attend("gated", module, q, q, q, None)
+    with pytest.raises(ValueError, match=r"convert\(model, 'gsh'\)"):
+        attend("gsh", module, q, q, q, None)
+    with pytest.raises(ValueError, match="s_aux"):
+        attend("clipped", module, q, q, q, None, s_aux=torch.zeros(4))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_clipped_by_hand(masked):
+    model = build("llama", "clipped(alpha=2)")
+    module = attention_modules(model).popitem()[1]
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+    causal = torch.ones(5, 5, dtype=torch.bool).tril()
+    mask = causal.expand(2, 1, 5, 5) if masked else None
+    out, weights = attend("clipped", module, q, k, v, mask, scaling=0.3, output_attentions=True)
+    scores = (q @ k.repeat_interleave(2, 1).mT * 0.3).masked_fill(~causal, -torch.inf)
+    expected = ((1 + 2 / 5) * scores.softmax(-1) - 2 / 5).clamp(0, 1)
+    torch.testing.assert_close(weights, expected)
+    torch.testing.assert_close(out, (expected @ v.repeat_interleave(2, 1)).transpose(1, 2))
+    assert out.is_contiguous()
+
+
+def test_a_position_bias_is_added():
+    module = attention_modules(build("bert", "vanilla", torch.float32)).popitem()[1]
+    q, bias, mask = torch.randn(2, 4, 3, 8), torch.randn(1, 4, 3, 3), torch.tensor([True, True, False])
+    out, _ = attend("vanilla", module, q, q, q, mask.expand(2, 1, 3, 3), position_bias=bias)
+    expected = nn.functional.scaled_dot_product_attention(q, q, q, bias.masked_fill(~mask, -torch.inf))
+    torch.testing.assert_close(out, expected.transpose(1, 2))
+
+
+def test_changing_the_implementation_of_a_built_model():
+    model, batch = build("bert", "outeffhop(n=3)"), inputs("bert")
+    many = model(**batch).logits
+    model.set_attn_implementation("clipped")
+    clipped = model(**batch).logits
+    assert not torch.allclose(many, clipped)
+    torch.testing.assert_close(clipped, convert(model, "clipped")(**batch).logits)
+    model.set_attn_implementation("gated")
+    with pytest.raises(ValueError, match=r"convert\(model, 'gated'\)"):
+        model(**batch)

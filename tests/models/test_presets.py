@@ -1,0 +1,74 @@
+"""Presets: every model, size and method builds; the paper's sizes are the paper's, difference by difference."""
+
+import pytest
+import torch
+
+from outeffhop.methods import METHODS
+from outeffhop.models import presets
+
+SIX = list(METHODS)[:6]
+
+
+def _inputs(model, net):
+    generator = torch.Generator().manual_seed(0)
+    if model in ("bert", "opt"):
+        return {"input_ids": torch.randint(5, net.config.vocab_size, (2, 9), generator=generator)}
+    if model == "vit":
+        size = net.config.image_size
+        return {"pixel_values": torch.randn(2, net.config.num_channels, size, size, generator=generator)}
+    return {"past_values": torch.randn(2, net.config.in_len, net.config.num_series, generator=generator)}
+
+
+@pytest.mark.parametrize("method", SIX)
+@pytest.mark.parametrize("model", presets.MODELS)
+def test_every_tiny_model_runs(model, method):
+    net = presets.build(model, "tiny", method).eval()
+    out = net(**_inputs(model, net))[0]
+    assert torch.isfinite(out).all()
+
+
+def _count(model, method):
+    with torch.device("meta"):
+        net = presets.build(model, "paper", method)
+    return net, sum(p.numel() for p in net.parameters())
+
+
+def test_bert_has_the_papers_size():
+    # The paper's 108.9M is the encoder with its embeddings: without the head of the masked-language task.
+    net, total = _count("bert", "outeffhop")
+    head = sum(p.numel() for n, p in net.named_parameters() if n.startswith("cls."))
+    assert total == 109_514_298
+    assert total - head == 108_891_648  # the paper: 108.9M
+    _, gated = _count("bert", "gated-outeffhop")
+    assert gated - total == 12 * 12 * (16 * 64 + 16 + 16 + 1)  # an MLP 64 → 16 → 1 per head: 0.152M; the paper: 0.1M
+
+
+def test_opt_has_the_papers_size():
+    _, total = _count("opt", "outeffhop")
+    assert total == 124_059_648  # the paper: 124.06M, at 512 positions
+    _, gated = _count("opt", "gated")
+    assert gated - total == 12 * 12 * (64 + 1)  # 0.009M; the paper: 0.01M
+
+
+def test_vit_has_the_papers_size():
+    _, total = _count("vit", "vanilla")
+    assert total == pytest.approx(22.03e6, abs=0.01e6)
+    _, gated = _count("vit", "gated")
+    assert gated - total == 12 * 6 * (64 + 1)
+
+
+def test_methods_take_the_papers_parameters():
+    assert str(presets.method_for("opt", "clipped")) == "clipped(alpha=12)"
+    assert str(presets.method_for("stanhop", "clipped")) == "clipped(gamma=-0.1, zeta=1.1)"
+    assert str(presets.method_for("bert", "gated")) == "gated(predictor=mlp)"
+    assert str(presets.method_for("opt", "clipped(gamma=-0.1)")) == "clipped(gamma=-0.1)"
+    assert str(presets.method_for("vit", "outeffhop")) == "outeffhop"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("brt",), "'bert'"), (("opt", "huge"), "tiny, small, paper"), (("opt", "tiny", "outefhop"), "'outeffhop'")],
+)
+def test_errors(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        presets.build(*arguments)
