@@ -2,7 +2,8 @@
 
 from outeffhop.nn.gate import Gate
 from outeffhop.nn.hflayers import from_hflayers
-from outeffhop.nn.hopfield import OutEffHop, OutEffHopLayer, OutEffHopPooling
+from outeffhop.nn.hopfield import OutEffHop
+from outeffhop.nn.learned import OutEffHopLayer, OutEffHopPooling
 from outeffhop.nn.transformer import OutEffHopDecoderLayer, OutEffHopEncoderLayer
 
 __all__ = [

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from outeffhop.methods import Method
-from outeffhop.nn.hopfield import OutEffHop, OutEffHopLayer, OutEffHopPooling
+from outeffhop.nn.hopfield import OutEffHop
+from outeffhop.nn.learned import OutEffHopLayer, OutEffHopPooling
 
 __all__ = ["from_hflayers"]
 
@@ -88,26 +89,31 @@ def from_hflayers(
     )
     if not connected:
         options["vdim"] = weights["v"].shape[1]
-    layer: OutEffHop | OutEffHopPooling | OutEffHopLayer
-    new: dict[str, Tensor] = {}
-    if "pooling_weights" in learned:
-        queries = learned["pooling_weights"].flatten(0, 1)
-        layer = OutEffHopPooling(embed_dim, num_heads, quantity=len(queries), project_query=True, **options)
-        new["queries"] = queries
-    elif "lookup_weights" in learned:
-        patterns = learned["lookup_weights"].flatten(0, 1)
-        projected = {"project_key": True, "project_value": True}
-        layer = OutEffHopLayer(embed_dim, num_heads, quantity=len(patterns), **projected, **options)
-        new["patterns"] = patterns
-        if not connected:
-            new["targets"] = learned.get("target_weights", learned["lookup_weights"]).flatten(0, 1)
-    else:
-        layer = OutEffHop(embed_dim, num_heads, **options)
+    layer, new = _layer(learned, embed_dim, num_heads, options)
     prefix = "" if isinstance(layer, OutEffHop) else "hopfield."
     new |= {prefix + k: v for k, v in _renamed(state, core, weights, connected).items()}
     fresh = layer.state_dict()  # β, sinks and gates are not in that library's state
     layer.load_state_dict({**{k: v for k, v in fresh.items() if "association." in k or "gate." in k}, **new})
     return layer
+
+
+def _layer(
+    learned: Mapping[str, Tensor], embed_dim: int, num_heads: int, options: dict[str, Any]
+) -> tuple[OutEffHop | OutEffHopPooling | OutEffHopLayer, dict[str, Tensor]]:
+    """The layer the learned tensors ask for, and what of them goes into its state."""
+    if "pooling_weights" in learned:
+        queries = learned["pooling_weights"].flatten(0, 1)
+        pooling = OutEffHopPooling(embed_dim, num_heads, quantity=len(queries), project_query=True, **options)
+        return pooling, {"queries": queries}
+    if "lookup_weights" not in learned:
+        return OutEffHop(embed_dim, num_heads, **options), {}
+    patterns = learned["lookup_weights"].flatten(0, 1)
+    projected = {"project_key": True, "project_value": True}
+    lookup = OutEffHopLayer(embed_dim, num_heads, quantity=len(patterns), **projected, **options)
+    new = {"patterns": patterns}
+    if not options["connected"]:
+        new["targets"] = learned.get("target_weights", learned["lookup_weights"]).flatten(0, 1)
+    return lookup, new
 
 
 def _projections(core: Mapping[str, Tensor], connected: bool) -> dict[str, Tensor]:
