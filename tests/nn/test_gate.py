@@ -56,6 +56,10 @@ def test_shapes_and_meaning():
     assert head(x).shape == (2, 1, 4)
     logits = torch.logit(token(x)).mean(1, keepdim=True)
     torch.testing.assert_close(torch.logit(head(x)), logits, atol=1e-4, rtol=1e-4)
+    seen = torch.tensor([[True, True, False, False, False], [True] * 5])
+    torch.testing.assert_close(head(x, seen)[0], head(x[:1, :2])[0])
+    torch.testing.assert_close(head(x, seen)[1], head(x)[1])
+    torch.testing.assert_close(token(x, seen), token(x))
     assert Gate(GateSpec("constant"), 16, 4)(x).shape == (4,)
 
 

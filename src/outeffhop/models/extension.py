@@ -76,13 +76,12 @@ class Extension(nn.Module):
 
         A gate per head averages over the tokens some query sees by the mask [B, 1 or H, L, L], not over padding.
         """
-        gate = self.gate
-        if gate is None or gate.spec.gate != "head" or mask is None:
-            return None if gate is None else gate(hidden_states)
-        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        seen = seen.any(-2).any(1).to(hidden_states.dtype).unsqueeze(-1)  # [B, L, 1]
-        mean = (gate._predict(hidden_states) * seen).sum(-2, keepdim=True) / seen.sum(-2, keepdim=True).clamp(min=1)
-        return torch.sigmoid(gate.bias + gate.offset + mean)
+        if self.gate is None:
+            return None
+        if mask is None:
+            return self.gate(hidden_states)
+        visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        return self.gate(hidden_states, visible.any(-2).any(1))
 
     def hold(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         """Turns what a schedule moves into buffers, at their present values."""

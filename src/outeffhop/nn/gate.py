@@ -61,13 +61,18 @@ class Gate(nn.Module):
             for head in self.hidden_weight:
                 nn.init.kaiming_uniform_(head.data, nonlinearity="relu")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Openings for x [B, L, embed_dim]; gate="head" averages over the tokens of ``seen`` (bool [B, L]) or over all."""
         logits = self.bias + self.offset  # [H]
-        if self.weight is not None:
-            logits = logits + self._predict(x)  # [B, L, H]
-            if self.spec.gate == "head":
-                logits = logits.mean(-2, keepdim=True)
-        return torch.sigmoid(logits)
+        if self.weight is None:
+            return torch.sigmoid(logits)
+        predicted = self._predict(x)  # [B, L, H]
+        if self.spec.gate == "head" and seen is None:
+            predicted = predicted.mean(-2, keepdim=True)
+        elif self.spec.gate == "head" and seen is not None:
+            share = seen.to(predicted.dtype).unsqueeze(-1)  # [B, L, 1]
+            predicted = (predicted * share).sum(-2, keepdim=True) / share.sum(-2, keepdim=True).clamp(min=1)
+        return torch.sigmoid(logits + predicted)
 
     def _predict(self, x: Tensor) -> Tensor:
         if self.spec.predictor == "features":
