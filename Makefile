@@ -23,7 +23,8 @@ demo: setup ## softmax against softmax1, the backends found here, and what they 
 test: setup ## every test but the slow ones
 	$(BIN)/python -m pytest -n 2
 
-test-slow: setup ## the long checks
+test-slow: setup ## the long checks, some on a real checkpoint; more with OUTEFFHOP_DATA=folder
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,checkpoint]'
 	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: setup ## ruff and mypy

@@ -62,7 +62,7 @@ class Gate(nn.Module):
                 nn.init.kaiming_uniform_(head.data, nonlinearity="relu")
 
     def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Openings for x [B, L, embed_dim]; gate="head" averages over the tokens of ``seen`` (bool [B, L]) or over all."""
+        """Openings for x [B, L, embed_dim]; gate="head" averages over the tokens ``seen`` (bool [B, L]) or over all."""
         logits = self.bias + self.offset  # [H]
         if self.weight is None:
             return torch.sigmoid(logits)
