@@ -18,8 +18,9 @@ from outeffhop.attention import aten, eager, padded
 from outeffhop.attention.eager import eager_attention
 from outeffhop.attention.inputs import Call, prepare
 from outeffhop.attention.kernels import KERNELS
+from outeffhop.attention.probe import is_probed, probing
 
-__all__ = ["attention", "explain", "Explanation", "eager_attention", "BACKENDS"]
+__all__ = ["attention", "explain", "Explanation", "eager_attention", "probing", "BACKENDS"]
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,8 @@ def _choose(call: Call, backend: str) -> str:
 
 
 def _order() -> tuple[str, ...]:
+    if is_probed():  # only the eager backend holds what the probe wants to see
+        return ("eager",)
     # An exported program should run where this package is not, and ONNX has no form of the fused
     # op (PyTorch exports its CPU kernel's logsumexp as zeros): public ops only. The flag is read
     # itself: under torch.compile, PyTorch 2.11 answers True to torch.compiler.is_exporting().

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outeffhop.attention.inputs import Call, prepare
+from outeffhop.attention.probe import shown
 from outeffhop.functional import logsumexp_n, softmax_n
 
 __all__ = ["attend", "eager_attention", "why_not"]
@@ -57,7 +58,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor | None]:
 def _scores(call: Call) -> Tensor:
     """q·kᵀ·scale + mask, −inf where a key takes no part; float32 at least.  [..., H, Lq, Lk]"""
     key = _repeat_heads(call.key, call.query.shape[-3])
-    scores = (call.query * call.scale) @ key.transpose(-2, -1)
+    scores = shown("scores", (call.query * call.scale) @ key.transpose(-2, -1))
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
     if call.mask is not None and call.mask.dtype == torch.bool:
@@ -71,8 +72,9 @@ def _scores(call: Call) -> Tensor:
 
 
 def _weighted_values(weights: Tensor, call: Call) -> Tensor:
+    weights = shown("probabilities", weights)
     weights = torch.dropout(weights, call.dropout_p, train=call.dropout_p > 0)
-    return weights @ _repeat_heads(call.value, weights.shape[-3])
+    return shown("context", weights @ _repeat_heads(call.value, weights.shape[-3]))
 
 
 def _repeat_heads(t: Tensor, heads: int) -> Tensor:

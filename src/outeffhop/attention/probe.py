@@ -1,0 +1,50 @@
+"""Looking into attention: while a probe is set, attention is computed in plain PyTorch and hands its parts over.
+
+A fused kernel never holds the scores or the probabilities, so ``backend="auto"`` takes the eager one
+while somebody looks. What the probe returns is what attention goes on with: an observer returns the
+tensor it was given, a simulated quantizer a rounded one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["Probe", "PARTS", "probing", "is_probed", "shown"]
+
+# scores before the mask, so that they are finite; probabilities as the normalizer gives them; context per head.
+PARTS = ("scores", "probabilities", "context")
+
+Probe = Callable[[str, Tensor], Tensor]
+
+_PROBE: ContextVar[Probe | None] = ContextVar("outeffhop_probe", default=None)
+
+
+@contextmanager
+def probing(probe: Probe) -> Iterator[None]:
+    """Within it, every attention call shows its parts: ``probe(part, tensor) -> tensor``, part one of ``PARTS``.
+
+    Scores and probabilities are [..., H, Lq, Lk], the context [..., H, Lq, Dv]. Compiled code does not
+    look at the probe: what was compiled without it would go on without it.
+    """
+    token = _PROBE.set(probe)
+    try:
+        yield
+    finally:
+        _PROBE.reset(token)
+
+
+def is_probed() -> bool:
+    return not torch.compiler.is_compiling() and _PROBE.get() is not None
+
+
+def shown(part: str, tensor: Tensor) -> Tensor:
+    """The tensor, or what the probe makes of it."""
+    if torch.compiler.is_compiling():
+        return tensor
+    probe = _PROBE.get()
+    return tensor if probe is None else probe(part, tensor)

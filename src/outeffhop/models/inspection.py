@@ -1,0 +1,79 @@
+"""Looking into a running model: which module is at work, and the inside of its attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from outeffhop.attention.probe import probing
+from outeffhop.methods import METHODS
+from outeffhop.models.modules import has_attention
+
+__all__ = ["ModulePath", "inspecting"]
+
+
+class ModulePath:
+    """Which module of a model is at work, by name; a context manager.
+
+    Attributes:
+        name: of the innermost module whose forward runs now, as in ``named_modules``; "" is the model itself.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._running: list[str] = []
+        self._handles: list[Any] = []
+
+    @property
+    def name(self) -> str:
+        return self._running[-1] if self._running else ""
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._running)
+
+    def __enter__(self) -> ModulePath:
+        for name, module in self._model.named_modules():
+            self._handles.append(module.register_forward_pre_hook(lambda *_, name=name: self._running.append(name)))
+            # always_call: a forward that raises leaves the path as well
+            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+        return self
+
+    def _leave(self, *_: Any) -> None:
+        if self._running:
+            self._running.pop()
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._running.clear()
+
+
+@contextmanager
+def inspecting(model: nn.Module, probe: Callable[[str, str, Tensor], Tensor] | None = None) -> Iterator[ModulePath]:
+    """Within it, the model's attention shows its parts by the name of the module that computes it.
+
+    A transformers model with another attention implementation than ours (sdpa, eager) runs the same
+    softmax through ours meanwhile, and has its own again afterwards.
+
+    Args:
+        model: any model; a compiled one is to be given as it was before (``model._orig_mod``).
+        probe: ``probe(name, part, tensor) -> tensor``, as ``outeffhop.attention.probe`` calls it.
+    """
+    if hasattr(model, "_orig_mod"):
+        raise TypeError("model is compiled, and cannot be looked into; give the one it was made of: model._orig_mod")
+    with ExitStack() as stack:
+        if probe is not None and isinstance(model, PreTrainedModel) and has_attention(model):
+            before = model.config._attn_implementation
+            if before not in METHODS:
+                model.set_attn_implementation("vanilla")
+                stack.callback(model.set_attn_implementation, before)
+        path = stack.enter_context(ModulePath(model))
+        if probe is not None:
+            stack.enter_context(probing(lambda part, tensor: probe(path.name, part, tensor)))
+        yield path

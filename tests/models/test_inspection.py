@@ -1,0 +1,80 @@
+"""A running model looked into: names of modules at work, the parts of attention, and nothing left behind."""
+
+import pytest
+import torch
+from tiny import VOCAB
+from transformers import AutoModelForMaskedLM, BertConfig
+
+import outeffhop
+from outeffhop.models import presets
+from outeffhop.models.inspection import ModulePath, inspecting
+
+SIX = ["vanilla", "outeffhop", "clipped", "clipped-outeffhop", "gated", "gated-outeffhop"]
+
+
+def bert(implementation="sdpa"):
+    config = BertConfig(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+    )
+    return AutoModelForMaskedLM.from_config(config, attn_implementation=implementation).eval()
+
+
+def seen_by(model, inputs):
+    seen = []
+    with inspecting(model, lambda name, part, t: (seen.append((name, part, tuple(t.shape))), t)[1]), torch.no_grad():
+        out = model(**inputs)
+    return seen, out
+
+
+@pytest.mark.parametrize("method", SIX)
+def test_every_attention_shows_its_parts(method):
+    model = outeffhop.convert(bert(), method)
+    inputs = {"input_ids": torch.randint(VOCAB, (2, 7))}
+    with torch.no_grad():
+        plain = model(**inputs).logits
+    seen, out = seen_by(model, inputs)
+    names = [f"bert.encoder.layer.{i}.attention.self" for i in range(2)]
+    expected = [(n, p) for n in names for p in ("scores", "probabilities", "context")]
+    assert [(n, p) for n, p, _ in seen] == expected
+    assert [s for _, _, s in seen[:3]] == [(2, 4, 7, 7), (2, 4, 7, 7), (2, 4, 7, 8)]
+    torch.testing.assert_close(out.logits, plain)
+
+
+def test_a_sdpa_model_is_looked_into_and_has_its_own_attention_again():
+    model = bert("sdpa")
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    seen, _ = seen_by(model, {"input_ids": torch.randint(VOCAB, (2, 7))})
+    assert len(seen) == 6
+    assert model.config._attn_implementation == "sdpa"
+    assert hooks == sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+@pytest.mark.parametrize("method", SIX)
+def test_stanhop_shows_its_hopfield_layers(method):
+    model = presets.build("stanhop", "tiny", method).eval()
+    seen, _ = seen_by(model, {"past_values": torch.randn(2, 48, 7)})
+    # time, pooling and series in 2 + 3 STHM blocks, and the cross Hopfield of 3 decoder layers
+    assert len(seen) == 3 * (3 * 5 + 3)
+    assert all(dict(model.named_modules())[name] is not None for name, _, _ in seen)
+
+
+def test_what_the_probe_returns_is_used():
+    model = bert()
+    inputs = {"input_ids": torch.randint(VOCAB, (2, 7))}
+    with torch.no_grad():
+        with inspecting(model, lambda name, part, t: torch.zeros_like(t) if part == "context" else t):
+            zeroed = model(**inputs).logits
+        assert not torch.allclose(zeroed, model(**inputs).logits)
+
+
+def test_the_path_is_left_by_a_forward_that_raises():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
+    with ModulePath(model) as path:
+        with pytest.raises(RuntimeError):
+            model(torch.zeros(2, 4))
+        assert not path.is_running
+
+
+def test_a_compiled_model_is_refused():
+    with pytest.raises(TypeError, match="_orig_mod"), inspecting(torch.compile(bert())):
+        pass
