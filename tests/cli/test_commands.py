@@ -8,6 +8,7 @@ from outeffhop import __version__
 from outeffhop.attention import BACKENDS
 from outeffhop.cli.main import main
 from outeffhop.methods import methods
+from outeffhop.models import presets
 
 
 def test_doctor(capsys):
@@ -42,6 +43,16 @@ def test_one_method(capsys):
     assert found["attention"] == "fused"
 
 
+def test_presets(capsys):
+    assert main(["presets"]) == 0
+    out = capsys.readouterr().out
+    for words in ("opt      paper  124.060M    124.069M  124.06M / 124.07M", "masked-LM head", "23 STHM blocks"):
+        assert words in out
+    assert main(["presets", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(r["model"], r["size"]) for r in rows] == [(m, s) for m in presets.MODELS for s in presets.SIZES]
+
+
 def test_wrong_method_is_exit_code_2(capsys):
     assert main(["methods", "outefhop"]) == 2
     captured = capsys.readouterr()
@@ -59,7 +70,7 @@ def test_wrong_usage_is_exit_code_2(arguments, capsys):
     assert caught.value.code == 2
 
 
-@pytest.mark.parametrize("command", [[], ["doctor"], ["methods"]])
+@pytest.mark.parametrize("command", [[], ["doctor"], ["methods"], ["presets"]])
 def test_help_fits_a_screen(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main([*command, "--help"])

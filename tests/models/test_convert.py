@@ -246,6 +246,10 @@ def test_what_cannot_be_is_refused_by_name():
         convert(torch.nn.Linear(2, 2), "outeffhop")
     with pytest.raises(ValueError, match="clipped"):
         convert(plain("bert"), "clipped", same_function=True)
+    with pytest.raises(ValueError, match=r"self_attn \(GptOssAttention\).*sinks of its own"):
+        convert(plain("gpt-oss"), "clipped")
+    with pytest.raises(ValueError, match=r"self_attn \(GptOssAttention\).*sinks of its own"):
+        convert(plain("gpt-oss"), "gated-outeffhop(sink=learned)")
     model = plain("opt")
     with pytest.raises(ValueError, match=r"self_attn \(OPTAttention\).*to come"):
         convert(model, "gated(gate=head)")

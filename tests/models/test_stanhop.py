@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from outeffhop.methods import Method
+from outeffhop.models import convert, model_summary
 from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
 from outeffhop.models.stanhop.blocks import SegmentMerging, SthmBlock
 from outeffhop.nn import Gate, OutEffHop
@@ -291,22 +292,62 @@ def test_first_values():
         assert association.learned.item() == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize("method", ["gated", "gated(predictor=mlp)", "gsh", "outeffhop(sink=learned, n=4)"])
-def test_what_a_checkpoint_lacks_starts_as_in_a_new_model(method, tmp_path):
-    """Loading makes missing parameters from empty memory: gates, sinks and α must get their first values."""
-    old = scrambled(tiny(method="vanilla"))
-    old.save_pretrained(tmp_path)
-    loaded, info = StanhopForForecasting.from_pretrained(tmp_path, method=method, output_loading_info=True)
-    fresh = dict(tiny(method=method).named_parameters())
-    state = old.state_dict()
-    assert info["missing_keys"]
-    for name, value in loaded.state_dict().items():
-        if name in state:
-            assert torch.equal(value, state[name]), name
+LEARNING = ["gated", "gated(predictor=mlp)", "gsh", "outeffhop(sink=learned, n=4)"]
+
+
+@pytest.mark.parametrize("method", LEARNING)
+def test_a_checkpoint_without_its_methods_parameters_is_refused(method, tmp_path):
+    tiny(method="vanilla").save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match=r"cannot be restored as .*are not in it.*convert"):
+        StanhopForForecasting.from_pretrained(tmp_path / "plain", method=method)
+    tiny(method=method).save_pretrained(tmp_path / "rich")
+    with pytest.raises(ValueError, match=r"which vanilla does not call for.*\"method\""):
+        StanhopForForecasting.from_pretrained(tmp_path / "rich", method="vanilla")
+
+
+@pytest.mark.parametrize("method", [*METHODS, *LEARNING])
+def test_convert_keeps_the_weights_and_starts_what_is_new(method):
+    model, fresh = scrambled(tiny(method="vanilla")), tiny(method=method)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    assert convert(model, method) is model
+    after = model.state_dict()
+    assert after.keys() == fresh.state_dict().keys()
+    for name, value in after.items():
+        if name in before:
+            assert torch.equal(value, before[name]), name
         elif "hidden_weight" in name:  # random, within the bound of its 4 inputs
             assert 0 < value.abs().max() <= math.sqrt(6 / 4)
         else:
-            assert torch.equal(value, fresh[name]), name
+            assert torch.equal(value, fresh.state_dict()[name]), name
+    assert model.config.method == str(Method.parse(method))
+    assert model_summary(model) == model_summary(fresh)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_round_trips_after_converting_twice_and_in_half(method, tmp_path):
+    model = scrambled(convert(convert(tiny(method="vanilla"), "gated-outeffhop(sink=learned)"), method)).eval()
+    for dtype, name in ((torch.float32, "a"), (torch.float16, "b")):
+        model.to(dtype).save_pretrained(tmp_path / name)
+        loaded = StanhopForForecasting.from_pretrained(tmp_path / name).eval()
+        assert loaded.dtype == dtype
+        state = model.state_dict()
+        assert state.keys() == loaded.state_dict().keys()
+        assert all(torch.equal(state[key], value) for key, value in loaded.state_dict().items())
+        past = window(model)[0].to(dtype)
+        assert torch.equal(model(past).prediction, copy.deepcopy(loaded)(past).prediction)
+
+
+def test_conversion_keeps_what_both_methods_learn():
+    model = scrambled(tiny(method="gated-outeffhop(sink=learned)"))
+    names = ("gate.", "association.sink")
+    before = {k: v.clone() for k, v in model.state_dict().items() if any(n in k for n in names)}
+    after = convert(model, "gated").state_dict()
+    kept = {k: v for k, v in before.items() if "gate." in k}
+    assert kept
+    assert all(torch.equal(v, after[k]) for k, v in kept.items())
+    assert not any("association.sink" in k for k in after)
+    with pytest.raises(ValueError, match="same_function"):
+        convert(model, "outeffhop", same_function=True)
 
 
 def test_a_lost_projection_is_made_anew_and_the_rest_kept(tmp_path):

@@ -38,11 +38,22 @@ def methods(
     show(name, as_json=json)
 
 
+def presets(json: bool = False) -> None:
+    """The models and sizes there are; the paper's parameter counts beside ours. Example: outeffhop presets
+
+    Args:
+        json: print JSON instead of tables.
+    """
+    from outeffhop.cli.presets import show
+
+    show(as_json=json)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {"doctor": doctor, "methods": methods},
+            {"doctor": doctor, "methods": methods, "presets": presets},
             prog="outeffhop",
             description="Transformers free of activation outliers. Start with: outeffhop doctor",
             args=arguments,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from outeffhop.methods import Method, SoftmaxN
-from outeffhop.models.modules import attention_modules, check, extension_of, hook_all, install
+from outeffhop.models.modules import attention_modules, check, extension_of, hook_all, hopfield_layers, install
 from outeffhop.models.persistence import write
 from outeffhop.models.schedule import FAR, SinkSchedule, movable
+from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
 
 __all__ = ["convert", "from_config"]
 
@@ -25,7 +27,7 @@ def convert(model: Model, method: str | Method, *, same_function: bool = False) 
     others start fresh: a gate at its ``init``, a learned sink at log n.
 
     Args:
-        model: any transformers model whose attention goes through transformers' attention interface.
+        model: any transformers model whose attention goes through transformers' attention interface, or STanHop-Net.
         method: its name or ``name(parameter=value, ...)``.
         same_function: start as the softmax model it was, up to rounding: sinks far below every score
             and gates open. A ``SinkSchedule`` then brings fixed sinks and gates to the method's own
@@ -39,6 +41,10 @@ def convert(model: Model, method: str | Method, *, same_function: bool = False) 
             f"method={str(new)!r} cannot start as the same function: its weights are no softmax with a sink; "
             "same_function serves outeffhop, gated and gated-outeffhop"
         )
+    if isinstance(model, StanhopForForecasting):
+        if same_function:
+            raise ValueError("same_function=True serves transformers' models; STanHop-Net has no schedule")
+        return _convert_layers(model, new)
     check(model, new)
     model.set_attn_implementation(new.name)
     if model.config._attn_implementation != new.name:
@@ -58,6 +64,14 @@ def convert(model: Model, method: str | Method, *, same_function: bool = False) 
     return model
 
 
+def _convert_layers(model: Model, method: Method) -> Model:
+    with torch.random.fork_rng(devices=[]):  # as in ``install``
+        for layer in hopfield_layers(model).values():
+            layer.set_method(method)
+    model.config.method = str(method)
+    return model
+
+
 def from_config(auto_class: Any, config: PreTrainedConfig, method: str | Method = "outeffhop", **kwargs: Any) -> Any:
     """A fresh model with a method; with one seed, its own weights are the same for every method.
 
@@ -69,6 +83,9 @@ def from_config(auto_class: Any, config: PreTrainedConfig, method: str | Method 
     """
     new = Method.parse(method)
     config = copy.deepcopy(config)
+    if isinstance(config, StanhopConfig):  # its Hopfield layers take the method from the config itself
+        config.method = str(new)
+        return StanhopForForecasting(config, **kwargs)
     write(config, new)
     config._attn_implementation = new.name
     build = getattr(auto_class, "from_config", None) or auto_class._from_config

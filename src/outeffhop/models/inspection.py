@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outeffhop.attention.probe import probing
+from outeffhop.attention.inputs import Call
+from outeffhop.attention.probe import probing, watching
 from outeffhop.methods import METHODS
 from outeffhop.models.modules import has_attention
 
@@ -55,7 +56,11 @@ class ModulePath:
 
 
 @contextmanager
-def inspecting(model: nn.Module, probe: Callable[[str, str, Tensor], Tensor] | None = None) -> Iterator[ModulePath]:
+def inspecting(
+    model: nn.Module,
+    probe: Callable[[str, str, Tensor], Tensor] | None = None,
+    watch: Callable[[str, Call, Tensor | None, Tensor | None], None] | None = None,
+) -> Iterator[ModulePath]:
     """Within it, the model's attention shows its parts by the name of the module that computes it.
 
     A transformers model with another attention implementation than ours (sdpa, eager) runs the same
@@ -64,11 +69,13 @@ def inspecting(model: nn.Module, probe: Callable[[str, str, Tensor], Tensor] | N
     Args:
         model: any model; a compiled one is to be given as it was before (``model._orig_mod``).
         probe: ``probe(name, part, tensor) -> tensor``, as ``outeffhop.attention.probe`` calls it.
+        watch: ``watch(name, call, lse, weights)``, likewise; the attention's kernels stay as they are.
     """
     if hasattr(model, "_orig_mod"):
         raise TypeError("model is compiled, and cannot be looked into; give the one it was made of: model._orig_mod")
     with ExitStack() as stack:
-        if probe is not None and isinstance(model, PreTrainedModel) and has_attention(model):
+        looked_into = probe is not None or watch is not None
+        if looked_into and isinstance(model, PreTrainedModel) and has_attention(model):
             before = model.config._attn_implementation
             if before not in METHODS:
                 model.set_attn_implementation("vanilla")
@@ -76,4 +83,6 @@ def inspecting(model: nn.Module, probe: Callable[[str, str, Tensor], Tensor] | N
         path = stack.enter_context(ModulePath(model))
         if probe is not None:
             stack.enter_context(probing(lambda part, tensor: probe(path.name, part, tensor)))
+        if watch is not None:
+            stack.enter_context(watching(lambda call, lse, weights: watch(path.name, call, lse, weights)))
         yield path

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outeffhop.methods import Method
+from outeffhop.methods import Method, SoftmaxN
 from outeffhop.models.extension import Extension
+from outeffhop.nn import OutEffHop
 
 __all__ = [
     "attention_modules",
+    "hopfield_layers",
     "has_attention",
     "extension_of",
     "check",
@@ -50,6 +52,11 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
             "(ALL_ATTENTION_FUNCTIONS): its attention cannot be exchanged"
         )
     return found
+
+
+def hopfield_layers(model: nn.Module) -> dict[str, OutEffHop]:
+    """Name → layer, for the models that are made of ours."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, OutEffHop)}
 
 
 def install(model: nn.Module, method: Method, annealing: bool = False) -> None:
@@ -124,6 +131,12 @@ def check(model: nn.Module, method: Method) -> None:
 
 def _check(name: str, module: nn.Module, method: Method) -> None:
     kind = type(module).__name__
+    normalizer = method.normalizer
+    if _has_own_sinks(_kind(module)) and (not isinstance(normalizer, SoftmaxN) or normalizer.learns is not None):
+        raise ValueError(
+            f"{method} does not go with {name} ({kind}), which has learned sinks of its own: "
+            "take 'outeffhop' or 'vanilla', gated or not"
+        )
     if method.gate is None:
         return
     if not _hands_kwargs_on(_kind(module)):
@@ -147,6 +160,13 @@ def _calls_interface(kind: type[nn.Module]) -> bool:
     if issubclass(kind, PreTrainedModel):  # checks names in the interface, calls nothing
         return False
     return any("ALL_ATTENTION_FUNCTIONS" in function.__code__.co_names for function in _functions(kind))
+
+
+@cache
+def _has_own_sinks(kind: type[nn.Module]) -> bool:
+    """Whether the module hands sinks (``s_aux``, as gpt-oss) to the attention function."""
+    calls = [f.__code__ for f in _functions(kind) if "ALL_ATTENTION_FUNCTIONS" in f.__code__.co_names]
+    return any(isinstance(c, tuple) and "s_aux" in c for code in calls for c in code.co_consts)
 
 
 @cache

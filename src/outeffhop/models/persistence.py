@@ -18,7 +18,8 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from outeffhop.methods import METHODS, Method
-from outeffhop.models.modules import NAME, has_attention, install
+from outeffhop.models.modules import NAME, has_attention, hopfield_layers, install
+from outeffhop.nn import OutEffHop
 
 __all__ = ["persist", "method_of", "write", "is_annealing"]
 
@@ -113,8 +114,10 @@ def _settle(config: PreTrainedConfig) -> None:
 
 
 def _check_loaded(model: PreTrainedModel, info: dict[str, Any]) -> None:
-    ours = {kind: sorted(_ours(info.get(kind, ()))) for kind in ("missing_keys", "mismatched_keys", "unexpected_keys")}
-    method = method_of(model.config)
+    kinds = ("missing_keys", "mismatched_keys", "unexpected_keys")
+    layers = hopfield_layers(model)
+    ours = {kind: sorted(_ours(info.get(kind, ()), layers)) for kind in kinds}
+    method = next(iter(layers.values())).method if layers else method_of(model.config)
     at = model.config.name_or_path
     for kind in ("missing_keys", "mismatched_keys"):
         if ours[kind]:
@@ -127,13 +130,18 @@ def _check_loaded(model: PreTrainedModel, info: dict[str, Any]) -> None:
         raise ValueError(
             f"{at!r} holds {_some(ours['unexpected_keys'])}, which {method or 'its config'} does not call for: "
             f"config.json must name the method they were trained with, as in "
-            f'"{KEY}": {{"method": "gated"}}, and attn_implementation must not be overridden'
+            + ('"method": "gated"' if layers else f'"{KEY}": {{"method": "gated"}}')
+            + ", and loading must not override it"
         )
 
 
-def _ours(names: Any) -> list[str]:
-    flat = (name if isinstance(name, str) else name[0] for name in names)
-    return [name for name in flat if f".{NAME}." in f".{name}"]
+def _ours(names: Any, layers: dict[str, OutEffHop]) -> list[str]:
+    """Of a checkpoint's names, those of gates, sinks and α: in extensions, or in a model's Hopfield layers."""
+    flat = [name if isinstance(name, str) else name[0] for name in names]
+    inner = tuple(
+        f"{layer}.{part}" for layer in layers for part in ("gate.", "association.sink", "association.raw_alpha")
+    )
+    return [name for name in flat if f".{NAME}." in f".{name}" or (inner and name.startswith(inner))]
 
 
 def _some(names: list[str]) -> str:

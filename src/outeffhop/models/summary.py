@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from outeffhop.models.modules import attention_modules, extension_of, num_heads
+from outeffhop.models.modules import attention_modules, extension_of, hopfield_layers, num_heads
 from outeffhop.models.persistence import method_of
 
 __all__ = ["ModelSummary", "model_summary"]
@@ -56,19 +56,30 @@ class ModelSummary:
 
 
 def model_summary(model: PreTrainedModel) -> ModelSummary:
-    """The method of a transformers model, its size, and what the method adds to it."""
-    modules = list(attention_modules(model).values())
-    extensions = [e for e in map(extension_of, modules) if e is not None]
-    method = method_of(model.config)
-    gates = sum(_count(e.gate) for e in extensions if e.gate is not None)
+    """The method of a model, its size, and what the method adds to it."""
+    layers = hopfield_layers(model)
+    if layers:
+        heads = [layer.num_heads for layer in layers.values()]
+        named = str(next(iter(layers.values())).method)
+        gates = sum(_count(layer.gate) for layer in layers.values() if layer.gate is not None)
+        associations = [layer.association for layer in layers.values()]
+        sinks = sum(p.numel() for a in associations for p in (a.sink, a.raw_alpha) if p is not None)
+    else:
+        modules = attention_modules(model)
+        heads = [num_heads(module) for module in modules.values()]
+        method = method_of(model.config)
+        named = str(model.config._attn_implementation if method is None else method)
+        extensions = [e for e in map(extension_of, modules.values()) if e is not None]
+        gates = sum(_count(e.gate) for e in extensions if e.gate is not None)
+        sinks = sum(map(_count, extensions)) - gates
     return ModelSummary(
         model=type(model).__name__,
-        method=str(model.config._attn_implementation if method is None else method),
-        layers=len(modules),
-        heads=tuple(num_heads(module) for module in modules),
+        method=named,
+        layers=len(heads),
+        heads=tuple(heads),
         parameters=_count(model),
         gate_parameters=gates,
-        sink_parameters=sum(_count(e) for e in extensions) - gates,
+        sink_parameters=sinks,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ class Association(nn.Module):
         dropout: on the weights of the last update, while training.
     """
 
+    sink: nn.Parameter | None
+    raw_alpha: nn.Parameter | None
+
     def __init__(
         self,
         num_heads: int,
@@ -57,7 +61,7 @@ class Association(nn.Module):
             raise ValueError(f"tol={tol}: a number greater than 0 is needed")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout}: a probability in [0, 1) is needed")
-        self.num_heads, self.method = num_heads, Method.parse(method)
+        self.num_heads = num_heads
         self.steps, self.tol, self.max_steps, self.dropout = steps, tol, max_steps, dropout
         kept = {"device": device, "dtype": dtype}
         log_beta = torch.full((num_heads,) if beta_per_head else (), math.log(beta), **kept)  # type: ignore[arg-type]
@@ -65,14 +69,24 @@ class Association(nn.Module):
             self.log_beta = nn.Parameter(log_beta)
         else:
             self.register_buffer("log_beta", log_beta)
+        self.register_parameter("sink", None)
+        self.register_parameter("raw_alpha", None)
+        self.set_method(method)
+
+    def set_method(self, method: str | Method) -> None:
+        """Another way from scores to weights; a learned sink or α that both ways have keeps its values."""
+        self.method = Method.parse(method)
         normalizer = self.method.normalizer
-        self.sink = self.raw_alpha = None
-        if normalizer.learns == "sink":
-            self.sink = nn.Parameter(torch.full((num_heads,), normalizer.start, **kept))  # type: ignore[arg-type]
-        elif normalizer.learns == "alpha":
+        kept: dict[str, Any] = {"device": self.log_beta.device, "dtype": self.log_beta.dtype}
+        if normalizer.learns != "sink":
+            self.sink = None
+        elif self.sink is None:
+            self.sink = nn.Parameter(torch.full((self.num_heads,), normalizer.start, **kept))
+        if normalizer.learns != "alpha":
+            self.raw_alpha = None
+        elif self.raw_alpha is None:
             # α = 1 + softplus(raw) stays above 1
-            raw = math.log(math.expm1(normalizer.start - 1.0))
-            self.raw_alpha = nn.Parameter(torch.full((), raw, **kept))  # type: ignore[arg-type]
+            self.raw_alpha = nn.Parameter(torch.full((), math.log(math.expm1(normalizer.start - 1.0)), **kept))
 
     @property
     def beta(self) -> Tensor:

@@ -120,9 +120,23 @@ class OutEffHop(nn.Module):
             dropout=dropout,
             **kept,
         )
-        spec = self.association.method.gate
-        self.gate = None if spec is None else Gate(spec, embed_dim, num_heads, **kept)
+        self.gate: Gate | None = None
+        self.set_method(self.association.method)
         self.reset_parameters()
+
+    @property
+    def method(self) -> Method:
+        return self.association.method
+
+    def set_method(self, method: str | Method) -> None:
+        """Another method on the same projections; gates, sinks and α that both methods have keep their values."""
+        self.association.set_method(method)
+        spec = self.association.method.gate
+        if spec is None:
+            self.gate = None
+        elif self.gate is None or self.gate.spec != spec:
+            at = self.association.log_beta
+            self.gate = Gate(spec, self.embed_dim, self.num_heads, device=at.device, dtype=at.dtype)
 
     @classmethod
     def retrieval(cls, embed_dim: int, num_heads: int = 1, **options: Any) -> OutEffHop:
