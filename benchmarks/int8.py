@@ -1,0 +1,106 @@
+"""What real int8 execution gains on CPU, measured side by side in one run.
+
+    python benchmarks/int8.py [--threads 2] [--out FILE]
+
+The paper's BERT (12 layers, 768 wide) with outeffhop, batch 8×128: in OpenVINO int8 and fp32, and in PyTorch
+fp32 without compilation, its attention outeffhop's or transformers' own eager softmax. Weights and tokens are
+random, which latency does not see; the error of the outputs is of this random model and says nothing of a
+trained one. "best" is the fastest round: the least disturbed by whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+from pathlib import Path
+
+import torch
+from measure import environment, keep, ratio, times
+
+from outeffhop.models import presets
+from outeffhop.quantization.int8 import export_int8
+from outeffhop.quantization.int8_export import output_of
+from outeffhop.quantization.int8_report import measure_int8
+
+BATCH, LENGTH = 8, 128
+EAGER, INT8 = "torch fp32 eager, outeffhop", "openvino int8, outeffhop"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="paper", choices=presets.SIZES, help="of BERT (default paper)")
+    parser.add_argument("--threads", type=int, default=2, help="of every contender (default 2)")
+    parser.add_argument("--rounds", type=int, default=12, help="in which all take their turn (default 12)")
+    parser.add_argument("--calibration", type=int, default=8, help="batches of one sequence (default 8)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "int8-cpu.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    model = presets.build("bert", arguments.size, "outeffhop").eval()
+    softmax = presets.build("bert", arguments.size, "vanilla").eval()
+    softmax.set_attn_implementation("eager")
+    vocabulary = model.config.vocab_size
+    tokens = torch.randint(vocabulary, (BATCH, LENGTH))
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}
+    calibration = [
+        {"input_ids": torch.randint(vocabulary, (1, LENGTH)), "attention_mask": torch.ones(1, LENGTH, dtype=torch.long)}
+        for _ in range(arguments.calibration)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        exported = export_int8(model, calibration, Path(folder) / "int8", threads=arguments.threads)
+        load = os.getloadavg()[0]
+        samples = times(
+            {
+                EAGER: lambda: output_of(model, batch),
+                "torch fp32 eager, softmax": lambda: output_of(softmax, batch),
+                "openvino fp32, outeffhop": lambda: exported.run(batch, "fp32"),
+                INT8: lambda: exported.run(batch, "int8"),
+            },
+            "cpu",
+            seconds=0.0,  # one call a round
+            rounds=arguments.rounds,
+        )
+        report = measure_int8(model, exported, [batch], rounds=1)
+    rows = [
+        {
+            "contender": name,
+            "ms": statistics.median(taken),
+            "best_ms": min(taken),
+            "times_int8": ratio(samples, name, INT8),
+            "best_times_int8": min(taken) / min(samples[INT8]),
+        }
+        for name, taken in samples.items()
+    ]
+    print(f"BERT {arguments.size}, batch {BATCH}×{LENGTH}, {arguments.threads} threads, load average {load:.1f}")
+    print(f"  {'contender':30} {'ms':>9} {'to int8':>8} {'best ms':>9} {'to int8':>8}")
+    for row in rows:
+        print(
+            f"  {row['contender']:30} {row['ms']:9.1f} {row['times_int8']:8.2f} "
+            f"{row['best_ms']:9.1f} {row['best_times_int8']:8.2f}"
+        )
+    print(f"\n{report}")
+    keep(
+        arguments.out,
+        {
+            "question": __doc__.splitlines()[0],
+            **environment("cpu"),
+            "versions": report.versions,
+            "load_average": load,
+            "size": arguments.size,
+            "batch": BATCH,
+            "length": LENGTH,
+            "rounds": arguments.rounds,
+            "rows": rows,
+            "size_bytes": report.size_bytes,
+            "sqnr_db": report.sqnr_db,
+            "placement": report.placement,
+            "operations": {kind: report.counts(kind) for kind in ("int8", "mixed", "float")},
+        },
+    )
+    print(f"\nwritten to {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
