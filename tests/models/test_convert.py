@@ -20,7 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from outeffhop.models import SinkSchedule, convert, from_config, model_summary
+from outeffhop.models import SinkSchedule, convert, from_config, model_summary, presets
 from outeffhop.models.modules import attention_modules, extension_of
 from outeffhop.models.persistence import persist
 
@@ -122,34 +122,48 @@ def test_shared_parameters_survive_a_conversion():
         assert torch.equal(old, extension_of(module).gate.bias)
 
 
-def test_second_process_and_base_model(tmp_path):
+def any_model(name, method):
+    return stir(presets.build("stanhop", "tiny", method)).eval() if name == "stanhop" else build(name, method)
+
+
+def any_inputs(name):
+    generator = torch.Generator().manual_seed(7)
+    return {"past_values": torch.randn(2, 48, 7, generator=generator)} if name == "stanhop" else inputs(name)
+
+
+def test_a_second_process_finds_every_model_and_method(tmp_path):
     expected = {}
-    for method in SIX:
-        model = build("bert", method)
-        model.save_pretrained(tmp_path / method)
-        expected[method] = model.state_dict(), logits(model)
+    for name in ("bert", "opt", "vit", "stanhop"):
+        for method in SIX:
+            model, batch = any_model(name, method), any_inputs(name)
+            folder = str(tmp_path / name / method)
+            model.save_pretrained(folder)
+            with torch.no_grad():
+                expected[folder] = type(model).__name__, method, batch, model.state_dict(), model(**batch)[0]
     torch.save(expected, tmp_path / "expected.pt")
-    torch.save(inputs("bert"), tmp_path / "inputs.pt")
     code = """
-import copy, sys, torch, outeffhop.models
-from transformers import AutoModel, AutoModelForMaskedLM
-folder = sys.argv[1]
+import copy, sys, torch, transformers, outeffhop
+from transformers import AutoModel
+from outeffhop.models import stanhop
 torch.set_num_threads(int(sys.argv[2]))  # as many as there, or sums round otherwise
-batch = torch.load(folder + "/inputs.pt")
-for method, (state, logits) in torch.load(folder + "/expected.pt").items():
-    model = AutoModelForMaskedLM.from_pretrained(folder + "/" + method)
+for folder, (kind, method, batch, state, logits) in torch.load(sys.argv[1]).items():
+    model = (getattr(transformers, kind, None) or getattr(stanhop, kind)).from_pretrained(folder)
+    assert outeffhop.model_summary(model).method.split("(")[0] == method, folder
     found = model.state_dict()
-    assert found.keys() == state.keys(), method
-    assert all(torch.equal(found[name], state[name]) for name in state), method
+    assert found.keys() == state.keys(), folder
+    assert all(torch.equal(found[name], state[name]) for name in state), folder
     model = copy.deepcopy(model)
-    assert torch.equal(model(**batch).logits, logits), method
-    base = copy.deepcopy(AutoModel.from_pretrained(folder + "/" + method))
-    assert base.config._attn_implementation == method
-    assert torch.equal(base(**batch)[0], model.bert(**batch)[0]), method
+    assert torch.equal(model(**batch)[0], logits), folder
+    if kind.startswith("Bert"):
+        base = copy.deepcopy(AutoModel.from_pretrained(folder))
+        assert base.config._attn_implementation == method
+        assert torch.equal(base(**batch)[0], model.bert(**batch)[0]), folder
+print(len(torch.load(sys.argv[1])))
 """
-    command = [sys.executable, "-c", code, str(tmp_path), str(torch.get_num_threads())]
+    command = [sys.executable, "-c", code, str(tmp_path / "expected.pt"), str(torch.get_num_threads())]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+    assert run.stdout.split()[-1] == "24"
 
 
 def test_without_the_package_a_checkpoint_is_refused_not_changed(tmp_path):
