@@ -1,0 +1,67 @@
+"""Data that is always there: shipped with Python, with scikit-learn, or made by a formula."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["digits", "synthetic_series", "topics"]
+
+
+def topics() -> list[str]:
+    """Python's own documentation topics in the order of their names, each passage once.
+
+    Some topics repeat whole sections of longer ones. A topic of which less than half would be new beside the longer
+    ones is left out, so that what is held out for testing is not in the training text. The text is that of the
+    running Python and differs a little between its versions.
+    """
+    from pydoc_data.topics import topics as by_name
+
+    seen: set[str] = set()
+    kept: dict[str, str] = {}
+    for name in sorted(by_name, key=lambda n: (-len(by_name[n]), n)):
+        text = by_name[name].strip()
+        passages = [passage.strip() for passage in text.split("\n\n")]
+        new = sum(len(passage) for passage in passages if passage not in seen)
+        if 2 * new >= sum(map(len, passages)) > 0:
+            kept[name] = text
+            seen.update(passages)
+    return [kept[name] for name in sorted(kept)]
+
+
+def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """scikit-learn's handwritten digits: images [1797, 8, 8, 1] and their classes 0 to 9."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images = np.round(found.images * (255 / 16)).astype(np.uint8)  # ink is counted from 0 to 16
+    return images[..., None], found.target.astype(np.int64)
+
+
+def synthetic_series(rows: int = 4000, series: int = 7, seed: int = 0) -> tuple[list[str], NDArray[np.float64]]:
+    """A multivariate series of hours that can be forecast in part: dates and values [rows, series].
+
+    With t in hours, series i is
+
+        x_i(t) = a_i sin(2π t/24 + φ_i) + b_i sin(2π t/168 + ψ_i) + c_i t/rows + Σ_j M_ij n_j(t),
+        n_j(t) = 0.9 n_j(t − 1) + 0.2 ε_j(t),   ε ~ N(0, 1):
+
+    a daily and a weekly wave, a slow trend, and noise of one lag, shared between the series by the mixing
+    M = I + 0.3 G/√series with G Gaussian. Amplitudes a ~ U(0.5, 1.5), b ~ U(0.2, 0.8), c ~ N(0, 0.3²), phases
+    uniform. The daily and weekly waves and the noise's last value can be known; the rest of the noise cannot.
+    """
+    random = np.random.default_rng(seed)
+    hours = np.arange(rows)[:, None]
+    a, b = random.uniform(0.5, 1.5, series), random.uniform(0.2, 0.8, series)
+    c = random.normal(0.0, 0.3, series)
+    daily, weekly = random.uniform(0.0, 2 * np.pi, (2, series))
+    mixing = np.eye(series) + 0.3 * random.normal(size=(series, series)) / np.sqrt(series)
+    shocks = 0.2 * random.normal(size=(rows, series))
+    noise = np.empty_like(shocks)
+    state = np.zeros(series)
+    for t in range(rows):
+        state = 0.9 * state + shocks[t]
+        noise[t] = state
+    waves = a * np.sin(2 * np.pi * hours / 24 + daily) + b * np.sin(2 * np.pi * hours / 168 + weekly)
+    dates = np.datetime64("2020-01-01T00") + np.arange(rows)
+    return [str(date) for date in dates], waves + c * hours / rows + noise @ mixing.T

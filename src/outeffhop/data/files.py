@@ -1,0 +1,107 @@
+"""Files as data comes in: packed or not, named after their split, hashed by content."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+__all__ = ["bare_name", "by_split", "digest_of", "files_under", "lines", "open_packed", "suffix"]
+
+_PACKED = {".gz": gzip.open, ".xz": lzma.open}
+_SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    "valid": "validation",
+    "validation": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "t10k": "test",  # MNIST's word
+}
+
+
+def bare_name(path: Path) -> str:
+    """The file's lower-case name without .gz or .xz."""
+    name = path.name.lower()
+    return name[: -len(path.suffix)] if path.suffix.lower() in _PACKED else name
+
+
+def suffix(path: Path) -> str:
+    """The ending that says what a file holds: ``.txt`` of ``a.txt.xz``."""
+    return Path(bare_name(path)).suffix
+
+
+def open_packed(path: Path) -> BinaryIO:
+    """Opens a file for reading bytes, unpacking .gz and .xz on the way."""
+    opener: Any = _PACKED.get(path.suffix.lower(), open)
+    return cast(BinaryIO, opener(path, "rb"))
+
+
+def files_under(path: Path) -> list[Path]:
+    """The file itself, or every file in a folder and below it that is not hidden, in the order of their names."""
+    if path.is_file():
+        return [path]
+    inside = (p for p in path.rglob("*") if p.is_file())
+    return sorted(p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts))
+
+
+def lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 text file with their ends; names file and byte where it is not UTF-8 or is damaged."""
+    offset = 0
+    try:
+        with open_packed(path) as file:
+            for line in file:
+                text = line.decode("utf-8")
+                if "\0" in text:
+                    where = offset + line.index(b"\0")
+                    raise ValueError(f"{path} is not text: a zero byte at byte {where}; give UTF-8 text files")
+                yield text
+                offset += len(line)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8: byte {offset + error.start} ({error.reason}); "
+            f"convert it, for instance with iconv -t utf-8"
+        ) from error
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is damaged or cut short after byte {offset} of its content: {error}") from error
+
+
+def by_split(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
+    """Groups files by the split their names or folders say, if any says one.
+
+    Where none is named train, files without a split's name are the training data; else they are left out, as a
+    README beside the data would be. An empty dict: no name says anything.
+    """
+    found: dict[str, list[Path]] = {}
+    unnamed = []
+    for file in files:
+        parts = file.relative_to(root).parts if file != root else ()
+        split = next((s for part in reversed(parts) if (s := _split_word(part))), None)
+        if split is None:
+            unnamed.append(file)
+        else:
+            found.setdefault(split, []).append(file)
+    if found and "train" not in found and unnamed:
+        found["train"] = unnamed
+    return found
+
+
+def _split_word(name: str) -> str | None:
+    words = re.findall(r"[a-z]+(?:10k)?", name.lower())
+    return next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), None)
+
+
+def digest_of(files: Iterable[Path], root: Path) -> str:
+    """SHA-256 over the files' names below ``root`` and their bytes."""
+    total = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as handle:
+            content = hashlib.file_digest(handle, "sha256").hexdigest()
+        name = file.name if file == root else file.relative_to(root).as_posix()
+        total.update(f"{name}\0{content}\n".encode())
+    return total.hexdigest()

@@ -1,0 +1,101 @@
+"""What every kind of data becomes: three sets of samples, and how samples become a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+__all__ = ["SPLITS", "TASKS", "Collate", "Prepared", "Sample", "Samples", "batches", "stack", "task_of"]
+
+SPLITS = ("train", "validation", "test")
+TASKS = {  # task: the kind of data it needs, and the architectures that learn it
+    "mlm": ("text", "ForMaskedLM"),
+    "clm": ("text", "ForCausalLM"),
+    "classification": ("images", "ForImageClassification"),
+    "forecasting": ("series", "ForForecasting"),
+}
+
+Sample = dict[str, Tensor]
+Collate = Callable[[list[Sample]], Sample]
+
+
+class Samples(Protocol):
+    """A map-style dataset, as ``torch.utils.data.DataLoader`` takes it."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Sample: ...
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data ready for one model.
+
+    What is drawn at random is a function of the seed, the epoch and the samples: masks of each block alone,
+    augmentation of the batch it mixes. Nothing depends on a generator's state, so it does not matter which process
+    or worker collates, what was fetched ahead, or whether a run was interrupted. Only the epoch must be told: call
+    ``set_epoch`` as each epoch begins, as with torch's DistributedSampler; without it every epoch draws the same.
+
+    Attributes:
+        task: mlm, clm, classification or forecasting.
+        train, validation, test: map-style datasets of samples.
+        collate: samples to a training batch: fresh masks or augmentation in each epoch.
+        eval_collate: samples to an evaluation batch, always the same.
+        tokenizer: of text, else None.
+        changes: the fields of a model's config that the data decides.
+        about: where the data came from and what was done to it, as JSON could say it.
+    """
+
+    task: str
+    train: Samples
+    validation: Samples
+    test: Samples
+    collate: Collate
+    eval_collate: Collate
+    tokenizer: PreTrainedTokenizerFast | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the training collate which epoch begins."""
+        setter = getattr(self.collate, "set_epoch", None)
+        if setter is not None:
+            setter(epoch)
+
+
+def stack(samples: Sequence[Sample]) -> Sample:
+    """Samples of equal shapes to one batch."""
+    if not samples:
+        raise ValueError("samples is empty: a batch needs at least one")
+    return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def batches(
+    dataset: Samples, collate: Collate, batch_size: int, *, limit: int | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """Batches in the dataset's order, the last one shorter where it must be; ``limit`` counts batches."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: at least 1 is needed")
+    starts = range(0, len(dataset), batch_size)[:limit]
+    return (collate([dataset[i] for i in range(s, min(s + batch_size, len(dataset)))]) for s in starts)
+
+
+def task_of(model_or_config: PreTrainedModel | PreTrainedConfig) -> str:
+    """The task a model learns, by its architecture: BertForMaskedLM learns mlm."""
+    config = getattr(model_or_config, "config", model_or_config)
+    is_config = config is model_or_config
+    names = list(getattr(config, "architectures", None) or []) if is_config else [type(model_or_config).__name__]
+    if not names and getattr(config, "model_type", None) == "stanhop":
+        names = ["StanhopForForecasting"]  # its config serves this one architecture
+    for name in names:
+        for task, (_, architecture) in TASKS.items():
+            if architecture in name:
+                return task
+    known = ", ".join(f"…{architecture} learns {task}" for task, (_, architecture) in TASKS.items())
+    raise ValueError(f"no task is known for architecture {names or 'that the config does not name'}: {known}")

@@ -1,0 +1,197 @@
+"""Multivariate time series: scaled by what the training rows show, cut into windows of past and future."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from outeffhop.data import builtin, hub
+from outeffhop.data.files import files_under, lines
+from outeffhop.data.prepared import SPLITS, Prepared, Sample, stack
+from outeffhop.data.specs import Spec, kind_of_file
+
+if TYPE_CHECKING:
+    from datasets import Dataset as Rows  # type: ignore[import-untyped]
+
+__all__ = ["Series", "Windows", "load_series", "prepare_series", "read_csv"]
+
+_MONTH = 30 * 24  # hours, as the benchmarks count
+_KNOWN = {  # rows for training, validation and test of the benchmarks; what follows is not used
+    "etth": (12 * _MONTH, 4 * _MONTH, 4 * _MONTH),
+    "ettm": (48 * _MONTH, 16 * _MONTH, 16 * _MONTH),
+    "wth": (28 * _MONTH, 10 * _MONTH, 10 * _MONTH),
+}
+_SHARES = (0.7, 0.1, 0.2)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values over time [rows, D], and how many rows each split has, in order from the first."""
+
+    source: str
+    digest: str
+    dates: list[str]
+    names: list[str]
+    values: NDArray[np.float64]
+    rows: tuple[int, int, int]
+
+
+class Windows(Dataset[Sample]):
+    """Each run of in_len + out_len rows: past_values [in_len, D] and future_values [out_len, D]."""
+
+    def __init__(self, values: Tensor, in_len: int, out_len: int) -> None:
+        self.values, self.in_len, self.out_len = values, in_len, out_len
+
+    def __len__(self) -> int:
+        return max(0, len(self.values) - self.in_len - self.out_len + 1)
+
+    def __getitem__(self, index: int) -> Sample:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        start = index % len(self)
+        now = start + self.in_len
+        return {"past_values": self.values[start:now], "future_values": self.values[now : now + self.out_len]}
+
+
+def load_series(spec: Spec) -> Series:
+    """The series a spec names: ETTh, ETTm and WTH with their known splits, others 70/10/20 by rows."""
+    if spec.where == "builtin":
+        dates, values = builtin.synthetic_series()
+        names = [f"series{i}" for i in range(values.shape[1])]
+        name = spec.name
+    elif spec.where == "hub":
+        dates, names, values = _of_hub(spec, hub.load(spec))
+        name = spec.name.replace("/", "")
+    else:
+        file = _one_csv(spec)
+        dates, names, values = read_csv(file)
+        name = file.name
+    digest = hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
+    return Series(spec.text, digest, dates, names, values, _rows(spec, name, len(values)))
+
+
+def _one_csv(spec: Spec) -> Path:
+    files = [file for file in files_under(spec.path) if kind_of_file(file) == "series"]
+    if len(files) != 1:
+        raise ValueError(f"data spec {spec.text!r} holds {len(files)} csv files: give one, such as {files[0]}")
+    return files[0]
+
+
+def _rows(spec: Spec, name: str, rows: int) -> tuple[int, int, int]:
+    for benchmark, known in _KNOWN.items():
+        if name.lower().startswith(benchmark):
+            if rows < sum(known):
+                raise ValueError(
+                    f"data spec {spec.text!r} has {rows} rows, but the known splits of {benchmark.upper()} need "
+                    f"{sum(known)}: give the whole file, or rename it to be split 70/10/20"
+                )
+            return known
+    train, test = int(_SHARES[0] * rows), int(_SHARES[2] * rows)
+    return train, rows - train - test, test
+
+
+def read_csv(file: Path) -> tuple[list[str], list[str], NDArray[np.float64]]:
+    """Dates, names of the series, and values [rows, D] of a csv file with a header and dates first."""
+    reader = csv.reader(lines(file))
+    header = next(reader, [])
+    if len(header) < 2:
+        raise ValueError(f"{file} has no header with a date and at least one series: its first line is {header}")
+    dates, values = [], []
+    for row in reader:
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise ValueError(f"{file}, row {reader.line_num}: {len(row)} values, but the header has {len(header)}")
+        dates.append(row[0])
+        named = zip(header[1:], row[1:], strict=True)
+        values.append([_number(file, reader.line_num, name, text) for name, text in named])
+    if not values:
+        raise ValueError(f"{file} has a header but no rows")
+    return dates, header[1:], np.array(values)
+
+
+def _number(file: Path, row: int, column: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not np.isfinite(value):
+        raise ValueError(f"{file}, row {row}, column {column!r}: {text!r} is no finite number; fill or drop the row")
+    return value
+
+
+def _of_hub(spec: Spec, found: dict[str, Rows]) -> tuple[list[str], list[str], NDArray[np.float64]]:
+    """The rows of all splits in order of time; our own splits are by rows."""
+    dates: list[str] = []
+    parts: list[NDArray[np.float64]] = []
+    names: list[str] = []
+    for rows in (found[split] for split in SPLITS if split in found):
+        first, *names = rows.features
+        dates += [str(date) for date in rows[first]]
+        parts.append(np.column_stack([np.asarray(rows[name], np.float64) for name in names]))
+    values = np.concatenate(parts)
+    bad = np.argwhere(~np.isfinite(values))
+    if len(bad):
+        row, column = bad[0]
+        raise ValueError(f"data spec {spec.text!r}, row {row}, column {names[column]!r}: no finite number")
+    return dates, names, values
+
+
+def prepare_series(series: Series, *, in_len: int, out_len: int) -> Prepared:
+    """Series ready for a forecaster.
+
+    Scaling is fitted on the training rows alone. Validation and test windows begin in_len rows early, so that
+    every row of theirs is forecast: the past may be known, the future may not.
+    """
+    for name, value in (("in_len", in_len), ("out_len", out_len)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: at least 1 is needed")
+    train_rows = series.values[: series.rows[0]]
+    mean, deviation = train_rows.mean(0), train_rows.std(0)
+    deviation = np.where(deviation > 0, deviation, 1.0)  # a series that stands still while training
+    scaled = torch.from_numpy((series.values - mean) / deviation).float()
+    sets = {}
+    for split, begin, end in _bounds(series.rows):
+        sets[split] = Windows(scaled[max(0, begin - in_len) : end], in_len, out_len)
+        if not len(sets[split]):
+            raise ValueError(
+                f"data spec {series.source!r} has {end - begin} rows in {split}, too few for one window of "
+                f"in_len={in_len} and out_len={out_len}: give more rows or shorter windows"
+            )
+    return Prepared(
+        "forecasting",
+        train=sets["train"],
+        validation=sets["validation"],
+        test=sets["test"],
+        collate=stack,
+        eval_collate=stack,
+        changes={"num_series": series.values.shape[1], "in_len": in_len, "out_len": out_len},
+        about={
+            "source": series.source,
+            "kind": "series",
+            "content": series.digest,
+            "splits": {
+                split: {"samples": len(part), "rows": rows}
+                for (split, part), rows in zip(sets.items(), series.rows, strict=True)
+            },
+            "series": series.names,
+            "preprocessing": {"mean": mean.tolist(), "std": deviation.tolist(), "in_len": in_len, "out_len": out_len},
+        },
+    )
+
+
+def _bounds(rows: tuple[int, int, int]) -> Iterator[tuple[str, int, int]]:
+    begin = 0
+    for split, count in zip(SPLITS, rows, strict=True):
+        yield split, begin, begin + count
+        begin += count
