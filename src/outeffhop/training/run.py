@@ -1,0 +1,269 @@
+"""Training from a config to a run's folder, and on from where a run stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import shutil
+import subprocess
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel, TrainingArguments, set_seed
+from transformers.utils import logging
+
+from outeffhop.data import Prepared, prepare
+from outeffhop.models import convert, model_summary, presets
+from outeffhop.models.loading import load_checkpoint
+from outeffhop.training.callbacks import Interrupt, Journal, Patience
+from outeffhop.training.config import RunConfig, to_dict
+from outeffhop.training.rundir import RunFolder
+from outeffhop.training.sharding import shard
+from outeffhop.training.tasks import TASK, resolve
+from outeffhop.training.trainer import RunTrainer
+
+__all__ = ["train", "resume", "build", "prepare_data", "Result"]
+
+_CHIEF = {"mlm": ("eval_loss", False), "clm": ("eval_loss", False)} | {
+    "classification": ("eval_accuracy", True),
+    "forecasting": ("eval_mse", False),
+}
+_PACKAGES = ("torch", "transformers", "accelerate", "outeffhop", "numpy")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended; ``result.json``.
+
+    Attributes:
+        steps: taken in all.
+        metrics: of the last evaluation on the validation set.
+        max_inf_norm, avg_kurtosis: as the paper measures them, of the last model.
+        stopped_early: no gain for ``train.patience`` evaluations.
+    """
+
+    steps: int
+    metrics: dict[str, float]
+    max_inf_norm: float
+    avg_kurtosis: float
+    stopped_early: bool
+
+
+def train(config: RunConfig, *, resume: bool = False, quiet: bool = False) -> Result:
+    """Trains a model as the config says, into its folder ``config.out``.
+
+    Args:
+        config: fields left at None are filled in by the recipe.
+        resume: go on from the last whole checkpoint where ``out`` holds a run of this config already.
+        quiet: no progress on the terminal.
+    """
+    config = resolve(config)
+    if not config.out:
+        raise ValueError("out is missing: the folder of the run")
+    folder = RunFolder(config.out)
+    with folder.locked() if _rank() == 0 else nullcontext():
+        if folder.exists and resume:
+            _check_same(folder.config(), config)
+        elif _rank() == 0:
+            folder.create(config)
+        return _run(config, folder, quiet)
+
+
+def resume(path: str | Path, *, quiet: bool = False) -> Result:
+    """Goes on with the run in a folder from its last whole checkpoint, to the numbers it would have had."""
+    folder = RunFolder(path)
+    config = dataclasses.replace(folder.config(), out=str(path))
+    with folder.locked() if _rank() == 0 else nullcontext():
+        return _run(config, folder, quiet)
+
+
+def prepare_data(config: RunConfig) -> Prepared:
+    """The data of a resolved config."""
+    samples = {k: v for k, v in dataclasses.asdict(config.samples).items() if v is not None}
+    if config.init is not None and "tokenizer" not in samples and (Path(config.init) / "tokenizer.json").is_file():
+        samples["tokenizer"] = config.init
+    return prepare(config.data, TASK[config.model], seed=config.train.seed, **samples)
+
+
+def build(config: RunConfig, changes: dict[str, Any]) -> PreTrainedModel:
+    """The model of a resolved config; ``changes`` are those the data asks for."""
+    if config.init is not None:
+        return convert(load_checkpoint(config.init), config.method)
+    if config.model in ("bert", "opt"):
+        longest = presets.config(config.model, config.preset).max_position_embeddings
+        changes = {**changes, "max_position_embeddings": max(longest, config.samples.length or 0)}
+    return presets.build(config.model, config.preset, config.method, **{**changes, **config.changes})
+
+
+def _run(config: RunConfig, folder: RunFolder, quiet: bool) -> Result:
+    train = config.train
+    arguments = _arguments(config, folder)
+    if arguments.world_size > 1 and (train.batch_size or 1) % (arguments.world_size * train.accumulate):
+        raise ValueError(
+            f"train.batch_size={train.batch_size} does not divide by {arguments.world_size} processes times "
+            f"train.accumulate={train.accumulate}: batch_size counts the samples of a whole step"
+        )
+    main = arguments.process_index == 0
+    with arguments.main_process_first(desc="data"):
+        prepared = prepare_data(config)
+    if len(prepared.train) < (train.batch_size or 1):
+        raise ValueError(
+            f"data={config.data!r} has {len(prepared.train)} training samples, fewer than "
+            f"train.batch_size={train.batch_size}: choose a smaller batch, shorter samples or more data"
+        )
+    if main:
+        folder.clean()
+        folder.write_json("env.json", _environment(config, prepared, arguments))
+    last = folder.last_checkpoint()
+    if main:
+        folder.forget_after(int(last.name.split("-")[1]) if last else 0)
+    logging.disable_progress_bar()  # transformers' own, for every file it writes
+    set_seed(train.seed)
+    model: Any = build(config, prepared.changes)
+    if getattr(model.config, "use_cache", False):
+        model.config.use_cache = False  # a cache serves generation, and breaks the graph of torch.compile
+    if train.fsdp:
+        if not dist.is_initialized():
+            raise ValueError("train.fsdp=True shards over the processes of torchrun: start it with torchrun")
+        shard(model.to(arguments.device), arguments.device, train.precision)
+    tokens = config.samples.length if prepared.tokenizer is not None else None
+    journal = Journal(train.batch_size or 1, tokens, quiet)
+    callbacks: list[Any] = [journal]
+    if train.patience:
+        callbacks.append(Patience(train.patience, *_CHIEF[prepared.task]))
+    with Interrupt() as interrupt:
+        trainer = RunTrainer(
+            model, arguments, train, prepared, folder, config.model == "opt", callbacks=[*callbacks, interrupt]
+        )
+        journal.trainer = trainer
+        for unwanted in ("PrinterCallback", "ProgressCallback"):
+            for callback in [c for c in trainer.callback_handler.callbacks if type(c).__name__ == unwanted]:
+                trainer.remove_callback(callback)
+        try:
+            trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        finally:
+            journal.stop()
+        if interrupt.wanted:
+            raise KeyboardInterrupt
+        trainer.check_finite()
+        return _finish(trainer, folder, config)
+
+
+def _finish(trainer: RunTrainer, folder: RunFolder, config: RunConfig) -> Result:
+    """The last numbers, and the model as a checkpoint of its own."""
+    metrics = trainer.evaluate()
+    report = trainer.measure_outliers()
+    state = trainer.state
+    result = Result(
+        steps=state.global_step,
+        metrics={k.removeprefix("eval_"): v for k, v in metrics.items()},
+        max_inf_norm=report.max_inf_norm,
+        avg_kurtosis=report.avg_kurtosis,
+        stopped_early=state.global_step < (config.train.max_steps or 0),
+    )
+    weights = trainer.whole_weights()
+    if trainer.is_world_process_zero():
+        side = folder.path / ".tmp-model"
+        shutil.rmtree(side, ignore_errors=True)
+        trainer.model.save_pretrained(side, state_dict=weights)
+        if trainer.prepared.tokenizer is not None:
+            trainer.prepared.tokenizer.save_pretrained(side)
+        shutil.rmtree(folder.model, ignore_errors=True)
+        os.replace(side, folder.model)
+        report.save(folder.path / "outliers.json")
+        folder.write_json("result.json", dataclasses.asdict(result))
+    return result
+
+
+def _arguments(config: RunConfig, folder: RunFolder) -> TrainingArguments:
+    train = config.train
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    on_cpu = train.device == "cpu" or not torch.cuda.is_available()
+    if train.device == "cuda" and on_cpu:
+        raise ValueError("train.device='cuda', but there is no CUDA device here: leave it out, or say cpu")
+    # sharded weights have their precision from the sharding itself
+    precision = {} if train.fsdp else {"bf16": train.precision == "bf16", "fp16": train.precision == "fp16"}
+    if train.precision == "fp16" and on_cpu:
+        raise ValueError("train.precision='fp16' needs a GPU: bf16 and fp32 serve on a CPU")
+    settings: dict[str, Any] = dict(
+        output_dir=str(folder.checkpoints),
+        use_cpu=on_cpu,
+        max_steps=train.max_steps,
+        per_device_train_batch_size=max((train.batch_size or 1) // (train.accumulate * world), 1),
+        gradient_accumulation_steps=train.accumulate,
+        max_grad_norm=train.clip_norm,
+        seed=train.seed,
+        logging_steps=train.log_steps,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_steps=train.save_steps,
+        eval_strategy="steps",
+        eval_steps=train.eval_steps,
+        report_to=[] if train.track == "none" else [train.track],
+        run_name=folder.path.name,
+        torch_compile=train.compile,
+        gradient_checkpointing=train.gradient_checkpointing,
+        dataloader_num_workers=train.workers,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=not on_cpu,
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        ddp_backend="gloo" if on_cpu and world > 1 else None,
+        **precision,
+    )
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folder.path / "track"))  # transformers' only way to say it
+    return TrainingArguments(**settings)
+
+
+def _check_same(old: RunConfig, new: RunConfig) -> None:
+    """A run goes on as it began, but for how often it looks and saves."""
+    free = {"out", "eval_steps", "log_steps", "save_steps", "keep", "workers", "track", "cache_dir", "device"}
+    a, b = _flat(to_dict(old)), _flat(to_dict(new))
+    for key in a:
+        if key.split(".")[-1] not in free and a[key] != b[key]:
+            raise ValueError(
+                f"the run in {new.out!r} was begun with {key}={a[key]!r}, not {b[key]!r}: "
+                "go on as it began (outeffhop resume), or choose another out"
+            )
+
+
+def _flat(values: dict[str, Any], at: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        out |= _flat(value, f"{at}{key}.") if isinstance(value, dict) else {f"{at}{key}": value}
+    return out
+
+
+def _environment(config: RunConfig, prepared: Prepared, arguments: TrainingArguments) -> dict[str, Any]:
+    with torch.device("meta"):
+        summary = model_summary(build(dataclasses.replace(config, init=None), prepared.changes))
+    return {
+        "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "packages": {name: version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "device": "cpu" if arguments.use_cpu else torch.cuda.get_device_name(),
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "processes": arguments.world_size,
+        "git": _revision(),
+        "seed": config.train.seed,
+        "parameters": summary.parameters,
+        "data": prepared.about,
+    }
+
+
+def _revision() -> str | None:
+    """Of the folder the command was given in, where it is a git repository."""
+    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))

@@ -1,0 +1,207 @@
+"""A run's folder: what it holds, who may write to it, and which of its checkpoints are whole.
+
+    config.yaml  env.json  metrics.jsonl  checkpoints/checkpoint-N/  model/  outliers.json  result.json
+
+A checkpoint is written beside its place and renamed into it when every byte is on disk, with a manifest of
+sizes and hashes: a folder called checkpoint-N is whole, or was damaged later and is passed over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from outeffhop.training.config import RunConfig, from_yaml, to_yaml
+
+__all__ = ["RunFolder", "write_atomically"]
+
+_MANIFEST = "manifest.json"
+
+
+class RunFolder:
+    """The files of one run.
+
+    Args:
+        path: the folder; it need not exist yet.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.yaml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.model = self.path / "model"
+
+    @property
+    def exists(self) -> bool:
+        return self.config_file.is_file()
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "result.json").is_file()
+
+    def create(self, config: RunConfig) -> None:
+        """Makes the folder with its config; a second run never overwrites a first."""
+        if self.exists:
+            raise ValueError(
+                f"out={str(self.path)!r} holds a run already: choose another folder, or go on with that one "
+                f"(outeffhop resume {self.path})"
+            )
+        if self.path.is_dir() and any(p.name != "run.lock" for p in self.path.iterdir()):
+            raise ValueError(f"out={str(self.path)!r} is a folder with other files in it: choose a new or an empty one")
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"out={str(self.path)!r} cannot be made: {error.strerror}") from None
+        write_atomically(self.config_file, to_yaml(config))
+
+    def config(self) -> RunConfig:
+        if not self.exists:
+            raise ValueError(f"{str(self.path)!r} is no run: it has no config.yaml")
+        return from_yaml(self.config_file)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Within it, no other process may train in this folder. The lock goes with the process, however it ends."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = open(self.path / "run.lock", "w")  # noqa: SIM115, the with below closes it
+        except OSError as error:
+            raise ValueError(f"out={str(self.path)!r} cannot be written to: {error.strerror}") from None
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(
+                    f"another process is training in {str(self.path)!r}: wait for it, or stop it"
+                ) from None
+            yield
+
+    # checkpoints
+
+    def whole_checkpoints(self) -> list[Path]:
+        """The checkpoints that can be gone on from, newest first; a damaged one is passed over with a warning."""
+        found = []
+        for path in self._by_step():
+            why = _damage(path)
+            if why is None:
+                found.append(path)
+            else:
+                warnings.warn(f"{path} is passed over: {why}", stacklevel=2)
+        return found
+
+    def last_checkpoint(self) -> Path | None:
+        """The newest whole checkpoint."""
+        for path in self._by_step():
+            why = _damage(path)
+            if why is None:
+                return path
+            warnings.warn(f"{path} is passed over: {why}", stacklevel=2)
+        return None
+
+    def side_folder(self, step: int) -> Path:
+        """Where a checkpoint is written before it is one."""
+        side = self.checkpoints / f".partial-{step}"
+        shutil.rmtree(side, ignore_errors=True)
+        side.mkdir(parents=True)
+        return side
+
+    def accept(self, side: Path, step: int, keep: int) -> Path:
+        """Makes a side folder the checkpoint of a step, and lets the oldest ones go."""
+        manifest = {str(p.relative_to(side)): _entry(p) for p in sorted(side.rglob("*")) if p.is_file()}
+        (side / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+        for p in side.rglob("*"):
+            if p.is_file():
+                _sync(p)
+        _sync(side)
+        place = self.checkpoints / f"checkpoint-{step}"
+        if place.exists():  # from before a resume: the same step again
+            shutil.rmtree(place)
+        os.replace(side, place)
+        _sync(self.checkpoints)
+        for old in self._by_step()[keep:]:
+            shutil.rmtree(old, ignore_errors=True)
+        return place
+
+    def clean(self) -> None:
+        """Removes what a killed process left half written."""
+        for partial in [*self.checkpoints.glob(".partial-*"), *self.path.glob(".tmp-*")]:
+            shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
+
+    def _by_step(self) -> list[Path]:
+        named = {p: p.name.removeprefix("checkpoint-") for p in self.checkpoints.glob("checkpoint-*") if p.is_dir()}
+        return sorted((p for p, step in named.items() if step.isdigit()), key=lambda p: -int(named[p]))
+
+    # metrics
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; a last line cut short by a kill is left out."""
+        found = []
+        if self.metrics_file.is_file():
+            for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+                try:
+                    found.append(json.loads(line))
+                except json.JSONDecodeError:
+                    break
+        return found
+
+    def append(self, line: dict[str, Any]) -> None:
+        with open(self.metrics_file, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def forget_after(self, step: int) -> None:
+        """Drops the metrics of steps that will be taken again."""
+        lines = [line for line in self.metrics() if line.get("step", 0) <= step]
+        write_atomically(self.metrics_file, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_atomically(self.path / name, json.dumps(value, indent=1) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The whole text or nothing, whenever the process is killed."""
+    side = path.with_name(f".tmp-{path.name}")
+    side.write_text(text, encoding="utf-8")
+    _sync(side)
+    os.replace(side, path)
+
+
+def _damage(checkpoint: Path) -> str | None:
+    try:
+        manifest = json.loads((checkpoint / _MANIFEST).read_text())
+        for name, entry in manifest.items():
+            file = checkpoint / name
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != entry["size"]:
+                return f"{name} has {file.stat().st_size} bytes, not {entry['size']}"
+            if _hash(file) != entry["sha256"]:
+                return f"{name} has other contents than were written"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"its {_MANIFEST} cannot be read"
+    return None
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": _hash(path)}
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,99 @@
+"""The recipe of each model and size: what the paper trained with, and what fits two CPU cores or one GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from outeffhop.methods import Method
+from outeffhop.models import presets
+from outeffhop.training.config import DataConfig, RunConfig, TrainConfig
+
+__all__ = ["TASK", "resolve"]
+
+# model → what it learns
+TASK = {"bert": "mlm", "opt": "clm", "vit": "classification", "stanhop": "forecasting"}
+
+_TEXT = dict(optimizer="adamw", clip_norm=1.0, min_lr=0.0, patience=0)
+_BERT = dict(_TEXT, weight_decay=0.01, betas=(0.9, 0.999), schedule="linear")
+_OPT = dict(_TEXT, weight_decay=0.1, betas=(0.9, 0.95), schedule="linear")
+_VIT = dict(
+    optimizer="adamw", weight_decay=0.03, betas=(0.9, 0.999), schedule="cosine", min_lr=1e-5, clip_norm=0.0, patience=0
+)
+_STANHOP = dict(
+    optimizer="adam",
+    weight_decay=0.0,
+    betas=(0.9, 0.999),
+    schedule="halving",
+    warmup_steps=0,
+    clip_norm=5.0,
+    min_lr=0.0,
+    patience=5,
+)
+_RARE = dict(eval_steps=1000, log_steps=50, save_steps=1000, outlier_steps=1000)
+_OFTEN = dict(eval_steps=200, log_steps=10, save_steps=200, outlier_steps=200)
+
+# "paper" is the paper's recipe; the others are ours, the small ones at settings where outliers were seen to emerge
+_TRAIN: dict[tuple[str, str], dict[str, Any]] = {
+    ("bert", "tiny"): dict(_BERT, lr=1e-3, batch_size=32, max_steps=2000, warmup_steps=200, **_OFTEN),
+    ("bert", "small"): dict(_BERT, lr=5e-4, batch_size=256, max_steps=11800, warmup_steps=1000, **_RARE)
+    | {"schedule": "cosine"},
+    ("bert", "paper"): dict(_BERT, lr=1e-4, batch_size=256, max_steps=200_000, warmup_steps=10_000, **_RARE),
+    ("opt", "tiny"): dict(_OPT, lr=4e-3, batch_size=16, max_steps=2000, warmup_steps=100, **_OFTEN),
+    ("opt", "small"): dict(_OPT, lr=1e-3, batch_size=64, max_steps=4000, warmup_steps=200, **_RARE),
+    ("opt", "paper"): dict(_OPT, lr=4e-4, batch_size=192, max_steps=125_000, warmup_steps=2000, **_RARE),
+    ("vit", "tiny"): dict(_VIT, lr=1e-3, batch_size=64, max_steps=1000, warmup_steps=50, **_OFTEN),
+    ("vit", "small"): dict(_VIT, lr=1e-3, batch_size=256, max_steps=8000, warmup_steps=500, **_RARE),
+    # 150 epochs of ImageNet-1k in batches of 512 × 2 × 5, the first 10 of them to warm up
+    ("vit", "paper"): dict(_VIT, lr=1e-3, batch_size=5120, max_steps=37_500, warmup_steps=2500, **_RARE),
+    ("stanhop", "tiny"): dict(_STANHOP, lr=1e-3, batch_size=32, max_steps=1000, **_OFTEN),
+    ("stanhop", "small"): dict(_STANHOP, lr=1e-3, batch_size=128, max_steps=4000, **_OFTEN),
+    # at most 100 epochs of ETTh1; patience ends it long before
+    ("stanhop", "paper"): dict(_STANHOP, lr=1e-4, batch_size=128, max_steps=6600, **_OFTEN),
+}
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """A config with no field left open, checked by name."""
+    if not config.data:
+        raise ValueError("data is missing: a spec such as builtin:text, or a path (`outeffhop data` lists them)")
+    presets.config(config.model, config.preset)  # knows their names
+    method = config.method
+    chosen = presets.method_for(config.model, method) if config.init is None else Method.parse(method)
+    train = _filled(config.train, _TRAIN[config.model, config.preset])
+    _check(train)
+    return dataclasses.replace(config, method=str(chosen), train=train, samples=_samples(config))
+
+
+def _samples(config: RunConfig) -> DataConfig:
+    sizes = presets.config(config.model, config.preset)
+    task = TASK[config.model]
+    recipe: dict[str, Any] = {}
+    if task in ("mlm", "clm"):
+        recipe = dict(length=min(128 if task == "mlm" else 512, sizes.max_position_embeddings))
+        recipe["vocab_size"] = sizes.vocab_size
+    elif task == "classification":
+        recipe = dict(augment="paper" if config.preset == "paper" else "none")
+        recipe["label_smoothing"] = 0.1 if config.preset == "paper" else 0.0
+    else:
+        recipe = dict(in_len=sizes.in_len, out_len=sizes.out_len)
+    return _filled(config.samples, recipe)
+
+
+def _filled(given: Any, recipe: dict[str, Any]) -> Any:
+    return dataclasses.replace(given, **{k: v for k, v in recipe.items() if getattr(given, k) is None})
+
+
+def _check(train: TrainConfig) -> None:
+    for name in ("max_steps", "batch_size", "accumulate", "eval_steps", "log_steps", "save_steps", "keep"):
+        if getattr(train, name) < 1:
+            raise ValueError(f"train.{name}={getattr(train, name)}: at least 1 is needed")
+    for name in ("lr", "weight_decay", "clip_norm", "warmup_steps", "patience", "outlier_steps", "min_lr", "workers"):
+        value = getattr(train, name)
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"train.{name}={value}: a finite number, at least 0, is needed")
+    if train.batch_size is not None and train.batch_size % train.accumulate:
+        raise ValueError(
+            f"train.batch_size={train.batch_size} does not divide by train.accumulate={train.accumulate}: "
+            "batch_size counts the samples of a whole step"
+        )
