@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -23,8 +24,11 @@ def shard(model: Any, device: torch.device, precision: str) -> None:
     dtype = _PRECISION.get(precision)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
     blocks = set(model._no_split_modules or ())
+    # weights that two places share (embedding and head) stay with the whole
+    every = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
+    shared = {i for i, count in Counter(every).items() if count > 1}
     for module in list(model.modules()):
-        if type(module).__name__ in blocks:
+        if type(module).__name__ in blocks and not any(id(p) in shared for p in module.parameters()):
             fully_shard(module, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
 

@@ -39,11 +39,13 @@ _SEPARATOR = "|"  # between a parameter's name and the state's; neither has it
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor] | None:
-    """The whole weights of a sharded model, on rank 0; None where the model holds them itself. Collective."""
+    """The whole weights of a sharded model, each once; None where the model holds them itself. Collective."""
     if not isinstance(model, FSDPModule):
         return None
     state: dict[str, Any] = get_model_state_dict(model, options=_WHOLE)
-    return state
+    once = {name for name, _ in model.named_parameters()}
+    again = {name for name, _ in model.named_parameters(remove_duplicate=False)} - once
+    return {name: value for name, value in state.items() if name not in again}
 
 
 def load_model_state(model: Any, folder: Path) -> None:

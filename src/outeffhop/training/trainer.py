@@ -244,7 +244,7 @@ class RunTrainer(Trainer):
         return metrics
 
     def _eval_batch(self) -> int:
-        return max((self.settings.batch_size or 1) // self.settings.accumulate, 1)
+        return min(self.settings.batch_size or 1, 64)  # however a step is divided, the numbers are the same
 
     def note(self, line: dict[str, Any]) -> None:
         """A line of metrics.jsonl."""

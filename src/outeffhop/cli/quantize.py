@@ -1,0 +1,142 @@
+"""``outeffhop quantize``: what quantization costs a checkpoint, and which tensors are to blame."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor
+
+from outeffhop.cli.checkpoint_data import load, prepared_for, without_labels
+from outeffhop.cli.console import print_table
+from outeffhop.data import batches
+from outeffhop.quantization import QuantizationReport, Scheme, evaluate
+from outeffhop.quantization.int8 import export_int8
+from outeffhop.quantization.int8_export import require
+from outeffhop.quantization.int8_report import Int8Report, measure_int8
+
+__all__ = ["run", "show", "show_int8"]
+
+Batch = dict[str, Tensor]
+_FILE = "quantization.json"
+_INT8 = "int8"
+_SHOWN = 10
+
+
+def run(
+    checkpoint: str,
+    data: str,
+    scheme: Scheme,
+    *,
+    calibration_batches: int,
+    batch_size: int,
+    seeds: int,
+    length: int,
+    tokenizer: str | None,
+    limit: int | None,
+    device: str | None,
+    out: Path | None,
+    int8: bool = False,
+) -> QuantizationReport:
+    """Loads, evaluates, and writes ``quantization.json`` once everything is done.
+
+    With ``int8`` the model is also exported into ``out/int8`` and measured there; that report is ``out/int8.json``.
+    """
+    counts = {"calibration-batches": calibration_batches, "batch-size": batch_size, "seeds": seeds, "length": length}
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{name}={value}: at least 1 is needed")
+    if out is not None and out.exists() and not out.is_dir():
+        raise ValueError(f"out={str(out)!r} is a file: the name of a folder is needed")
+    if int8:
+        _check_int8(out)
+    model = load(checkpoint, device)
+    prepared, has_task = prepared_for(model, checkpoint, data, length, tokenizer)
+    keep = dict if has_task else without_labels
+
+    def draw(seed: int) -> list[Batch]:
+        count = min(len(prepared.train), calibration_batches * batch_size)
+        order = torch.randperm(len(prepared.train), generator=torch.Generator().manual_seed(seed))[:count]
+        parts = (order[i : i + batch_size] for i in range(0, count, batch_size))
+        return [keep(prepared.eval_collate([prepared.train[int(j)] for j in part])) for part in parts]
+
+    measured = [keep(b) for b in batches(prepared.validation, prepared.eval_collate, batch_size, limit=limit)]
+    with _progress(1 + 2 * seeds) as tell:
+        report = evaluate(model, draw, measured, scheme=scheme, seeds=seeds, progress=tell)
+    if out is not None:
+        report.save(out / _FILE)
+        if int8:
+            model = model.float().cpu()
+            exported = export_int8(model, draw(0), out / _INT8)
+            measure_int8(model, exported, measured).save(out / f"{_INT8}.json")
+    return report
+
+
+def _check_int8(out: Path | None) -> None:
+    """What would fail at the end is said at the start."""
+    if out is None:
+        raise ValueError("--int8 writes the exported model: give a folder by --out")
+    if (out / _INT8).exists():
+        raise ValueError(f"{str(out / _INT8)!r} exists and is not overwritten: remove it or give another out")
+    try:
+        require()
+    except ImportError as error:
+        raise ValueError(str(error)) from error
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[Callable[[str], None]]:
+    """A bar on stderr, so that what is printed stays clean; lines where it is not a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: print(text, file=sys.stderr)
+        return
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=steps, completed=-1)
+        yield lambda text: bar.update(task, advance=1, description=text)
+
+
+def show(report: QuantizationReport) -> None:
+    about = f"{report.model} ({report.method}), {report.scheme}, placement {report.placement}"
+    rows = [
+        (name, f"{report.full[name]:.4g}", f"{report.mean(name):.4g} ± {report.std(name):.2g}")
+        for name in report.quantized
+    ]
+    seeds = f"{len(report.seeds)} calibration seeds of {report.calibration_batches} batches"
+    print_table(f"{about}; {seeds}", ("metric", "floating point", report.scheme.split()[0]), rows)
+    worst = [
+        (
+            row.name,
+            f"{row.typical_db:.1f}",
+            f"{row.sqnr_db:.1f}",
+            "each token's own" if row.low is None else f"[{row.low:.4g}, {row.high:.4g}]",
+            f"{row.std:.3g}",
+            f"{row.largest / row.std:.0f}" if row.std else "",
+        )
+        for row in report.worst[:_SHOWN]
+    ]
+    columns = ("tensor", "typical dB", "SQNR dB", "range", "std", "max |x| / std")
+    print_table("Worst rounded (dB of the median channel or token first)", columns, worst)
+
+
+def show_int8(out: Path) -> None:
+    report = Int8Report.load(out / f"{_INT8}.json")
+    rows = [
+        (
+            run,
+            ", ".join(f"{name} {value:.4g}" for name, value in values.items()),
+            f"{report.sqnr_db[run]:.1f}" if run in report.sqnr_db else "",
+            f"{report.latency_ms[run]:.1f}",
+            f"{report.size_bytes[run.split()[1]] / 2**20:.1f}" if run in report.sqnr_db else "",
+        )
+        for run, values in report.metric.items()
+    ]
+    title = f"Real int8 on {report.cpu}, {report.threads} threads. {report.placement}"
+    print_table(title, ("run", "metric", "SQNR dB", "ms", "MiB"), rows)
+    kinds = [(a, ", ".join(f"{kind} ×{n}" for kind, n in report.counts(a).items())) for a in ("int8", "mixed", "float")]
+    print_table("What OpenVINO computes", ("arithmetic", "operations"), kinds)

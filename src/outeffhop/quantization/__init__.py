@@ -1,0 +1,25 @@
+"""What int8 costs: simulated quantization of weights and activations, its map and its evaluation."""
+
+from outeffhop.quantization.evaluate import evaluate
+from outeffhop.quantization.map import QuantizationMap, quantization_map
+from outeffhop.quantization.observers import Observer
+from outeffhop.quantization.quantizers import Grid, Uniform
+from outeffhop.quantization.report import QuantizationReport
+from outeffhop.quantization.schemes import SCHEMES, Scheme
+from outeffhop.quantization.simulate import Calibration, freeze, measuring, simulate
+
+__all__ = [
+    "simulate",
+    "Calibration",
+    "freeze",
+    "quantization_map",
+    "QuantizationMap",
+    "evaluate",
+    "QuantizationReport",
+    "measuring",
+    "Scheme",
+    "SCHEMES",
+    "Uniform",
+    "Grid",
+    "Observer",
+]

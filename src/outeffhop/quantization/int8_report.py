@@ -1,0 +1,200 @@
+"""What real integer execution gives and costs: metric, error, latency, size, and the arithmetic that ran."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outeffhop.outliers.saving import to_plain, write_whole
+from outeffhop.quantization.int8 import Int8Model
+from outeffhop.quantization.int8_export import output_of, require
+from outeffhop.quantization.int8_graph import Operation
+from outeffhop.quantization.metrics import Batch, Metric, metric_for
+
+__all__ = ["Int8Report", "measure_int8", "RUNS"]
+
+RUNS = ("torch fp32", "openvino fp32", "openvino int8")
+_FORMAT = "outeffhop.int8-report.1"
+
+
+@dataclass(frozen=True)
+class Int8Report:
+    """One model run three ways (``RUNS``) on the same batches; "torch fp32" is the model itself, not compiled.
+
+    Attributes:
+        model: its class.
+        method: of its attention.
+        placement: where the quantizers are, in words.
+        calibration_batches: how many made the ranges.
+        cpu: the processor.
+        threads: of all three.
+        versions: of the packages that exported it.
+        metric: run → metric → value.
+        sqnr_db: run → signal over error of the outputs, against torch fp32; padded positions left out.
+        latency_batch: the sizes of the batch that was timed, by input.
+        latency_ms: run → median of the rounds, in which each has its turn.
+        size_bytes: precision → bytes on disk.
+        operations: what OpenVINO computes in the int8 model, and in which arithmetic.
+    """
+
+    model: str
+    method: str
+    placement: str
+    calibration_batches: int
+    cpu: str
+    threads: int
+    versions: dict[str, str]
+    metric: dict[str, dict[str, float]]
+    sqnr_db: dict[str, float]
+    latency_batch: dict[str, tuple[int, ...]]
+    latency_ms: dict[str, float]
+    size_bytes: dict[str, int]
+    operations: tuple[Operation, ...]
+
+    def counts(self, arithmetic: str) -> dict[str, int]:
+        """Kind of operation → how many run in "int8", "mixed" or "float" arithmetic, the most frequent first."""
+        return dict(Counter(o.kind for o in self.operations if o.arithmetic == arithmetic).most_common())
+
+    def speedup(self, over: str = "torch fp32") -> float:
+        """How many times faster int8 is than another run."""
+        return self.latency_ms[over] / self.latency_ms["openvino int8"]
+
+    def to_json(self) -> str:
+        """Strict JSON: an infinite number is written as "inf"."""
+        return json.dumps(to_plain({"format": _FORMAT, **asdict(self)}), indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Int8Report:
+        try:
+            content = json.loads(text)
+            if content["format"] != _FORMAT:
+                raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
+            value: dict[str, Any] = {field.name: content[field.name] for field in fields(cls)}
+            value["metric"] = {run: _numbers(values) for run, values in value["metric"].items()}
+            value["sqnr_db"] = _numbers(value["sqnr_db"])
+            value["latency_batch"] = {name: tuple(shape) for name, shape in value["latency_batch"].items()}
+            value["operations"] = tuple(Operation(**o | {"inputs": tuple(o["inputs"])}) for o in value["operations"])
+            return cls(**value)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"this is no int8 report: {error!r}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes JSON; an older file is replaced at once or stays as it is."""
+        write_whole(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Int8Report:
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+    def __str__(self) -> str:
+        size = {"torch fp32": "fp32", "openvino fp32": "fp32", "openvino int8": "int8"}
+        lines = [f"{self.model} ({self.method}) on {self.cpu}, {self.threads} threads", f"  {self.placement}"]
+        for run in RUNS:
+            metrics = ", ".join(f"{name} {value:.5g}" for name, value in self.metric[run].items())
+            error = "" if run == "torch fp32" else f", SQNR {self.sqnr_db[run]:.1f} dB"
+            space = "" if run == "torch fp32" else f", {self.size_bytes[size[run]] / 2**20:.1f} MiB"
+            lines.append(f"  {run:13}  {metrics}{error}, {self.latency_ms[run]:.2f} ms{space}")
+        for arithmetic in ("int8", "mixed", "float"):
+            kinds = ", ".join(f"{kind} ×{n}" for kind, n in self.counts(arithmetic).items())
+            lines.append(f"  in {arithmetic} arithmetic: {kinds or 'nothing'}")
+        return "\n".join(lines)
+
+
+def measure_int8(
+    model: PreTrainedModel,
+    exported: Int8Model,
+    batches: Iterable[Batch],
+    metric: Metric | None = None,
+    *,
+    rounds: int = 10,
+) -> Int8Report:
+    """Runs a model in PyTorch and its export in fp32 and int8 on the same batches, side by side.
+
+    Args:
+        model: the one that was exported; run in eval mode and left as it was.
+        exported: what ``export_int8`` gave.
+        batches: with targets, as the metric needs them. Latency is of the first.
+        metric: ``metric(model, batches)`` gives numbers by name; by default that of the model's task.
+        rounds: of the timing.
+    """
+    evaluated = list(batches)
+    if not evaluated:
+        raise ValueError("batches is empty: a metric needs data")
+    if rounds < 1:
+        raise ValueError(f"rounds={rounds}: at least 1 is needed")
+    about = exported.about
+    measure = metric_for(about["task"], model) if metric is None else metric
+    was_training, threads = model.training, torch.get_num_threads()
+    model.eval()
+    torch.set_num_threads(exported.threads)
+    try:
+        modules = dict(zip(RUNS, (model, exported.as_module("fp32"), exported.as_module("int8")), strict=True))
+        metrics = {run: measure(module, evaluated) for run, module in modules.items()}
+        sqnr = {run: _sqnr(model, exported, run.split()[1], evaluated) for run in RUNS[1:]}
+        first = evaluated[0]
+        calls: dict[str, Callable[[], Tensor]] = {
+            "torch fp32": lambda: output_of(model, first),
+            "openvino fp32": lambda: exported.run(first, "fp32"),
+            "openvino int8": lambda: exported.run(first, "int8"),
+        }
+        latency = _latency(calls, rounds)
+    finally:
+        torch.set_num_threads(threads)
+        model.train(was_training)
+    openvino, _ = require()
+    return Int8Report(
+        model=about["model"],
+        method=about["method"],
+        placement=about["placement"],
+        calibration_batches=about["calibration_batches"],
+        cpu=openvino.Core().get_property("CPU", "FULL_DEVICE_NAME"),
+        threads=exported.threads,
+        versions=about["versions"],
+        metric=metrics,
+        sqnr_db=sqnr,
+        latency_batch={name: tuple(first[name].shape) for name in about["inputs"]},
+        latency_ms=latency,
+        size_bytes={precision: exported.size(precision) for precision in ("fp32", "int8")},
+        operations=tuple(exported.operations()),
+    )
+
+
+def _sqnr(model: PreTrainedModel, exported: Int8Model, precision: str, batches: list[Batch]) -> float:
+    signal = noise = 0.0
+    for batch in batches:
+        truth, found = output_of(model, batch).double(), exported.run(batch, precision).double()
+        mask = batch.get("attention_mask")
+        if mask is not None and mask.shape == truth.shape[:2]:  # what stands at padding is read by nobody
+            truth, found = truth[mask.bool()], found[mask.bool()]
+        signal += float(truth.square().sum())
+        noise += float((truth - found).square().sum())
+    return math.inf if noise == 0.0 else 10.0 * math.log10(signal / noise)
+
+
+def _latency(calls: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, float]:
+    """Medians in ms of calls that take turns, so that what disturbs the machine disturbs all of them."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            samples[name].append((time.perf_counter() - start) * 1e3)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}

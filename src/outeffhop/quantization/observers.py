@@ -1,0 +1,110 @@
+"""Range estimators: which range a quantizer gets, from the tensors that pass by. Nothing but the range is kept.
+
+Each batch gives a range (its minimum and maximum, two percentiles, or the one with the smallest squared
+error), and the ranges of the batches are joined: "minmax" takes the widest, so that how the data are cut
+into batches does not matter; the others run with a momentum, range ← m·range + (1 − m)·batch, from the
+first batch's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from outeffhop.quantization.quantizers import Uniform
+
+__all__ = ["RANGES", "Observer", "percentile_range", "mse_range"]
+
+RANGES = ("minmax", "running", "percentile", "mse")
+
+# How much of [min, max] the search keeps: 60 steps of 7 % down to 1/64.
+_SHARES = tuple(math.exp(-i * math.log(64.0) / 59) for i in range(60))
+
+
+class Observer:
+    """The range of a tensor, estimated as batches pass by.
+
+    Args:
+        spec: of the quantizer that the range is for.
+        how: one of ``RANGES``.
+        momentum: of all but "minmax".
+        percentile: of "percentile": the range runs from the (100 − percentile)-th to the percentile-th.
+
+    Attributes:
+        low, high: float32 [grids], None before the first batch.
+    """
+
+    def __init__(self, spec: Uniform, how: str = "minmax", momentum: float = 0.9, percentile: float = 99.999) -> None:
+        if how not in RANGES:
+            raise ValueError(f"range={how!r} is unknown; there are: {', '.join(RANGES)}")
+        if not 0.0 <= momentum < 1.0:
+            raise ValueError(f"momentum={momentum}: a number in [0, 1) is needed")
+        if not 50.0 < percentile <= 100.0:
+            raise ValueError(f"percentile={percentile}: a number in (50, 100] is needed")
+        if spec.granularity == "token":
+            raise ValueError(
+                "granularity='token' takes each token's own range as it comes: there is nothing to observe"
+            )
+        self.spec, self.how, self.momentum, self.percentile = spec, how, momentum, percentile
+        self.low: Tensor | None = None
+        self.high: Tensor | None = None
+
+    @torch.no_grad()
+    def observe(self, x: Tensor, name: str = "the tensor") -> None:
+        """Takes one batch into the range.
+
+        Raises:
+            ValueError: the tensor holds NaN or inf; ``name`` is what the message calls it.
+        """
+        if not x.numel():
+            return
+        low, high = self.spec.minmax(x)
+        if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
+            raise ValueError(
+                f"{name} holds NaN or inf, for which there is no range: look for the first such tensor "
+                "in the model's weights and inputs"
+            )
+        if self.how == "percentile":
+            low, high = percentile_range(x, self.spec, self.percentile)
+        elif self.how == "mse":
+            low, high = mse_range(x, self.spec)
+        if self.low is None or self.high is None:
+            self.low, self.high = low, high
+        elif self.how == "minmax":
+            self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
+        else:
+            self.low = self.momentum * self.low + (1.0 - self.momentum) * low
+            self.high = self.momentum * self.high + (1.0 - self.momentum) * high
+
+
+def percentile_range(x: Tensor, spec: Uniform, percentile: float) -> tuple[Tensor, Tensor]:
+    """The (100 − percentile)-th and the percentile-th percentile of each grid's elements, linear between ranks."""
+    rows = spec.rows(x).float()
+    last = rows.shape[1] - 1
+    above = (1.0 - percentile / 100.0) * last  # how far from the end, in ranks
+    count = min(int(above) + 2, last + 1)
+    share = above - int(above)
+    ends = []
+    for largest in (False, True):
+        found = rows.topk(count, dim=1, largest=largest).values  # the outermost first
+        ends.append(torch.lerp(found[:, min(int(above), count - 1)], found[:, count - 1], share))
+    return ends[0], ends[1]
+
+
+def mse_range(x: Tensor, spec: Uniform) -> tuple[Tensor, Tensor]:
+    """The part of [min, max], both ends drawn in alike, whose grid has the smallest squared error on x."""
+    low, high = spec.minmax(x)
+    values = x.float()
+    best = torch.full_like(low, torch.inf)
+    best_low, best_high = low.clone(), high.clone()
+    for share in _SHARES:
+        error = (
+            spec.rows((spec.grid(low * share, high * share).fake(values) - values).square()).double().mean(1).float()
+        )
+        better = error < best
+        best = torch.where(better, error, best)
+        best_low = torch.where(better, low * share, best_low)
+        best_high = torch.where(better, high * share, best_high)
+    return best_low, best_high

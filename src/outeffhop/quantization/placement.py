@@ -1,0 +1,167 @@
+"""Which places of a model are quantized, and which stay in floating point, and why.
+
+"paper", as integer inference of a whole model needs it: the weights and outputs of Linear, convolution,
+LayerNorm and RMSNorm modules; embeddings' weights and their sums; residual sums; activation functions;
+attention scores, probabilities and context. An input that does not lie on a grid already (pixels, series,
+a gated context, a product) is quantized where a module takes it. "linear": inputs and weights of Linear
+modules, nothing else.
+
+In floating point stay heads (whatever lies outside the base model, and STanHop-Net's forecasts), gates,
+biases, and what runs out of sight of modules (a mixture's experts).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from outeffhop.models.extension import Extension
+from outeffhop.models.modules import attention_modules, has_attention
+from outeffhop.models.stanhop.blocks import DecoderLayer
+from outeffhop.nn import Gate
+
+__all__ = ["Site", "Layout", "lay_out"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module that is quantized.
+
+    Attributes:
+        kind: embedding, linear, conv, norm or activation.
+        input: its input is quantized: "always", "unless on a grid" already, or None.
+        weight: its weight is.
+        output: its output is.
+        axis: of the weight's output channels.
+    """
+
+    kind: str
+    input: str | None
+    weight: bool
+    output: bool
+    axis: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a model is quantized.
+
+    Attributes:
+        sites: module name → what of it is quantized.
+        floating: module name → why it and all in it stay in floating point.
+        operations: whether sums, functional activations and the parts of attention are quantized too.
+        attention: names of modules that compute attention by transformers' interface.
+        exclude: patterns; those with "/" are of quantizers' names.
+    """
+
+    sites: dict[str, Site]
+    floating: dict[str, str]
+    operations: bool
+    attention: frozenset[str]
+    exclude: tuple[str, ...]
+
+    def excludes(self, name: str) -> bool:
+        """Whether a pattern leaves this quantizer out."""
+        return any("/" in pattern and fnmatchcase(name, pattern) for pattern in self.exclude)
+
+
+_KINDS = {
+    "paper": {
+        "embedding": Site("embedding", None, True, False),
+        "linear": Site("linear", "unless on a grid", True, True),
+        "conv": Site("conv", "unless on a grid", True, True),
+        "norm": Site("norm", "unless on a grid", True, True),
+        "activation": Site("activation", None, False, True),
+    },
+    "linear": {"linear": Site("linear", "always", True, False)},
+}
+_NO_ACTIVATION = (nn.MultiheadAttention, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
+_NORM = re.compile(r"(RMS|Layer)Norm$")
+_EXPERTS = re.compile(r"Experts|Router|SparseMoe|MoeBlock")
+
+
+def lay_out(model: nn.Module, placement: str, exclude: Sequence[str] = ()) -> Layout:
+    """Every module's part in a placement.
+
+    Args:
+        model: any model.
+        placement: "paper" or "linear".
+        exclude: patterns of module names ("*lm_head*") or, with "/", of quantizers' names ("*/scores").
+    """
+    modules = dict(model.named_modules())
+    if isinstance(exclude, str):
+        raise TypeError(f"exclude={exclude!r}: a sequence of patterns is needed, exclude=({exclude!r},)")
+    for pattern in exclude:
+        if "/" not in pattern and not any(fnmatchcase(name, pattern) for name in modules):
+            raise ValueError(f"exclude={pattern!r} matches no module of {type(model).__name__}")
+    heads = _heads(model)
+    kinds = _KINDS[placement]
+    sites: dict[str, Site] = {}
+    floating: dict[str, str] = {}
+    for name, module in modules.items():
+        if _within(name, floating):
+            continue
+        why = _why_floating(name, module, heads, exclude)
+        kind = _kind(module)
+        if why is not None:
+            floating[name] = why
+        elif kind in kinds:
+            site = kinds[kind]
+            sites[name] = Site(kind, site.input, site.weight, site.output, 1 if isinstance(module, Conv1D) else 0)
+    attention = frozenset(attention_modules(model)) if has_attention(model) else frozenset()
+    return Layout(sites, floating, placement == "paper", attention, tuple(exclude))
+
+
+def _within(name: str, names: dict[str, str]) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[:i]) in names for i in range(1, len(parts) + 1))
+
+
+def _why_floating(name: str, module: nn.Module, heads: set[str], exclude: Sequence[str]) -> str | None:
+    for pattern in exclude:
+        if "/" not in pattern and fnmatchcase(name, pattern):
+            return f"excluded by {pattern!r}"
+    if name in heads:
+        return "head"
+    if isinstance(module, Gate):
+        return "gate"
+    if isinstance(module, Extension):
+        return "sink or α of the method" if module.gate is None else "gate"
+    if _EXPERTS.search(type(module).__name__):
+        return "experts, computed out of sight of modules"
+    if isinstance(module, nn.MultiheadAttention):
+        return "nn.MultiheadAttention, computed out of sight of modules"
+    return None
+
+
+def _heads(model: nn.Module) -> set[str]:
+    """Names of the modules that make the model's outputs of its last hidden states."""
+    found = {f"{name}.head" for name, module in model.named_modules() if isinstance(module, DecoderLayer)}
+    if isinstance(model, PreTrainedModel):
+        base = getattr(model, model.base_model_prefix, None)
+        if isinstance(base, nn.Module):
+            found |= {name for name, child in model.named_children() if child is not base}
+        output = model.get_output_embeddings()
+        found |= {name for name, module in model.named_modules() if module is output}
+    return found
+
+
+def _kind(module: nn.Module) -> str | None:
+    if isinstance(module, nn.Embedding):
+        return "embedding"
+    if isinstance(module, (nn.Linear, Conv1D)):
+        return "linear"
+    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        return "conv"
+    if _NORM.search(type(module).__name__) and not any(True for _ in module.children()):
+        return "norm"
+    home = type(module).__module__
+    if home in ("torch.nn.modules.activation", "transformers.activations") and not isinstance(module, _NO_ACTIVATION):
+        return "activation"
+    return None

@@ -1,0 +1,132 @@
+"""One quantized place of a model: it looks while calibrating, rounds when frozen, and can be measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outeffhop.quantization.observers import Observer
+from outeffhop.quantization.quantizers import Grid, Uniform
+from outeffhop.quantization.schemes import Scheme
+from outeffhop.quantization.smooth import smoothing
+
+__all__ = ["Point", "Power"]
+
+
+@dataclass
+class Power:
+    """Signal and rounding error of a tensor, added up over batches."""
+
+    count: int = 0
+    total: float = 0.0
+    signal: float = 0.0
+    noise: float = 0.0
+    largest: float = 0.0
+    _typical: float = 0.0
+
+    @torch.no_grad()
+    def add(self, x: Tensor, rounded: Tensor) -> Power:
+        if not x.numel():
+            return self
+        values = x.float().reshape(-1, x.shape[-1] if x.dim() > 1 else 1)  # [tokens, channels]
+        signal, noise = values.square(), (values - rounded.float().reshape(values.shape)).square()
+        tokens = signal.sum(1).double(), noise.sum(1).double()
+        channels = signal.sum(0).double(), noise.sum(0).double()
+        self.count += x.numel()
+        self.total += float(values.sum(1).double().sum())
+        self.signal += float(tokens[0].sum())
+        self.noise += float(tokens[1].sum())
+        self.largest = max(self.largest, float(signal.max().sqrt()))
+        self._typical += x.numel() * min(_median_db(*tokens), _median_db(*channels))
+        return self
+
+    @property
+    def sqnr_db(self) -> float:
+        """10 log₁₀ of signal over rounding error; inf where nothing was lost."""
+        if self.noise == 0.0:
+            return math.inf
+        return 10.0 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+
+    @property
+    def typical_db(self) -> float:
+        """The same of the median channel or the median token, whichever is lower, mean over batches.
+
+        An outlier's own power makes the plain ratio look good; all others pay for it, and this shows it.
+        """
+        return self._typical / self.count if self.count else math.inf
+
+    @property
+    def std(self) -> float:
+        mean = self.total / max(self.count, 1)
+        return math.sqrt(max(self.signal / max(self.count, 1) - mean * mean, 0.0))
+
+
+def _median_db(signal: Tensor, noise: Tensor) -> float:
+    alive = signal > 0
+    if not alive.any():
+        return math.inf
+    ratio = float((signal[alive] / noise[alive]).median())
+    return 10.0 * math.log10(ratio) if 0.0 < ratio < math.inf else math.inf
+
+
+class Point:
+    """A quantizer with a name.
+
+    Attributes:
+        kind: "weight" or "activation".
+        grid: None before ``freeze``, and where each token has its own.
+        factors: of SmoothQuant, [in]: the input is divided by them, the weight multiplied.
+    """
+
+    def __init__(self, name: str, kind: str, spec: Uniform, scheme: Scheme, how: str) -> None:
+        self.name, self.kind, self.spec = name, kind, spec
+        self.grid: Grid | None = None
+        self.factors: Tensor | None = None
+        self.observer: Observer | None = None
+        if spec.granularity != "token":
+            self.observer = Observer(spec, how, scheme.momentum, scheme.percentile)
+
+    def observe(self, x: Tensor) -> None:
+        if self.observer is not None:
+            self.observer.observe(x if self.factors is None else x.float() * self.factors, self.name)
+
+    def smooth(self, weight_point: Point, weight: Tensor, alpha: float, input_axis: int) -> None:
+        """SmoothQuant's factors for both sides, from the range of each input channel."""
+        low, high = self._seen()
+        factors = smoothing(torch.maximum(-low, high), weight.movedim(input_axis, 1), alpha)
+        self.factors = 1.0 / factors
+        weight_point.factors = factors if input_axis == 1 else factors[:, None]
+
+    def freeze(self) -> None:
+        """Fixes the range that was seen."""
+        if self.grid is not None or self.observer is None:
+            return
+        low, high = self._seen()
+        if self.kind == "activation" and self.spec.granularity == "channel":
+            # channels were looked at for their factors; the smoothed tensor has one range
+            scale = torch.ones_like(low) if self.factors is None else self.factors
+            low, high = (low * scale).amin().reshape(1), (high * scale).amax().reshape(1)
+            self.spec = replace(self.spec, granularity="tensor")
+        self.grid = self.spec.grid(low, high)
+
+    def _seen(self) -> tuple[Tensor, Tensor]:
+        if self.observer is None or self.observer.low is None or self.observer.high is None:
+            raise ValueError(f"{self.name} saw only empty tensors in calibration: calibrate on batches with data")
+        return self.observer.low, self.observer.high
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The tensor rounded, in its own dtype."""
+        values = x if self.factors is None else x.float() * self.factors.to(x.device)
+        if self.observer is None:  # each token by its own range
+            grid = self.spec.grid(*self.spec.minmax(values)) if x.numel() else None
+        else:
+            if self.grid is not None and self.grid.scale.device != x.device:
+                self.grid = self.grid.to(x.device)
+            grid = self.grid
+        if grid is None:
+            return x
+        rounded = grid.fake(values)
+        return rounded if self.factors is None else (rounded / self.factors.to(x.device)).to(x.dtype)

@@ -1,0 +1,139 @@
+"""Uniform quantizers: a grid of 2 to 16 bits, for a whole tensor, each channel or each token.
+
+A grid is made of a range [low, high] that is widened to contain 0, so that 0 (padding, a ReLU's rest,
+a masked weight) is exact. Its integer form (q, scale, zero_point) and its simulated one agree:
+``grid.fake(x) == grid.dequantize(grid.quantize(x))``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+__all__ = ["GRANULARITIES", "Uniform", "Grid"]
+
+GRANULARITIES = ("tensor", "channel", "token")
+
+# A scale is a normal float32, and twice a range's end is still one.
+_SMALLEST = torch.finfo(torch.float32).tiny
+_LARGEST = torch.finfo(torch.float32).max / 2
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """How a tensor is quantized, before its range is known.
+
+    Attributes:
+        bits: 2 to 16.
+        symmetric: integers ±(2^(bits−1) − 1) and zero point 0; else 0 … 2^bits − 1 with a zero point.
+        granularity: one grid for the "tensor", for each "channel" (index of ``axis``) or each "token"
+            (all but the last dimension).
+        axis: of the channels.
+    """
+
+    bits: int = 8
+    symmetric: bool = False
+    granularity: str = "tensor"
+    axis: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not 2 <= self.bits <= 16:
+            raise ValueError(f"bits={self.bits!r}: a whole number from 2 to 16 is needed")
+        if self.granularity not in GRANULARITIES:
+            raise ValueError(f"granularity={self.granularity!r} is unknown; there are: {', '.join(GRANULARITIES)}")
+
+    @property
+    def integers(self) -> tuple[int, int]:
+        """The smallest and the largest integer."""
+        return (1 - 2 ** (self.bits - 1), 2 ** (self.bits - 1) - 1) if self.symmetric else (0, 2**self.bits - 1)
+
+    def __str__(self) -> str:
+        return f"{'symmetric' if self.symmetric else 'asymmetric'} per {self.granularity}"
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The tensor as [grids, elements of each]; [1, n] for one grid."""
+        if self.granularity == "token":
+            return x.reshape(-1, x.shape[-1])
+        if self.granularity == "channel":
+            return x.movedim(self.axis, 0).flatten(1) if x.dim() > 1 else x[:, None]
+        return x.reshape(1, -1)
+
+    def minmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The range of each grid's elements, float32 [grids]."""
+        low, high = self.rows(x).aminmax(dim=1)
+        return low.float(), high.float()
+
+    def grid(self, low: Tensor, high: Tensor) -> Grid:
+        """The grid over [low, high], each [grids], widened to contain 0."""
+        # in double: high − low overflows float32 for ranges as wide as float32 itself
+        low = low.double().clamp(-_LARGEST, 0.0)
+        high = high.double().clamp(0.0, _LARGEST)
+        smallest, largest = self.integers
+        wide = 2.0 * torch.maximum(-low, high) if self.symmetric else high - low
+        scale = (wide / (largest - smallest)).clamp(min=_SMALLEST).float()
+        scale = torch.where(wide == 0.0, torch.ones_like(scale), scale)  # nothing but zeros
+        zero = torch.zeros_like(low) if self.symmetric else torch.round(-low / scale.double())
+        return Grid(self, scale, zero.clamp(smallest, largest).int())
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """A quantizer whose range is known: x ≈ scale · (q − zero_point).
+
+    Attributes:
+        spec: bits, symmetry, granularity.
+        scale: float32 [grids].
+        zero_point: int32 [grids].
+    """
+
+    spec: Uniform
+    scale: Tensor
+    zero_point: Tensor
+
+    def to(self, device: torch.device) -> Grid:
+        return replace(self, scale=self.scale.to(device), zero_point=self.zero_point.to(device))
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest value that some grid represents."""
+        smallest, largest = self.spec.integers
+        low = self.scale.double() * (smallest - self.zero_point)
+        high = self.scale.double() * (largest - self.zero_point)
+        return float(low.min()), float(high.max())
+
+    def quantize(self, x: Tensor) -> Tensor:
+        """The integers, int32, in the shape of x. Values outside the range take its ends."""
+        scale, zero = self._spread(x)
+        return (torch.round(x.float() * (1.0 / scale)) + zero).clamp(*self.spec.integers).int()
+
+    def dequantize(self, q: Tensor) -> Tensor:
+        """float32 values of integers."""
+        scale, zero = self._spread(q)
+        return (q - zero).float() * scale
+
+    def fake(self, x: Tensor) -> Tensor:
+        """Each value moved to its nearest point of the grid: computed in float32, returned in the dtype of x."""
+        values = x.float()
+        smallest, largest = self.spec.integers
+        if self.spec.granularity == "tensor":
+            out = torch.fake_quantize_per_tensor_affine(values, self.scale[0], self.zero_point[0], smallest, largest)
+        else:
+            token = self.spec.granularity == "token"
+            flat = self.spec.rows(values) if token else values
+            axis = 0 if token else self.spec.axis
+            out = torch.fake_quantize_per_channel_affine(flat, self.scale, self.zero_point, axis, smallest, largest)
+        return out.reshape(x.shape).to(x.dtype)
+
+    def _spread(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale and zero point, so shaped that they meet their elements."""
+        if self.spec.granularity == "tensor":
+            return self.scale[0], self.zero_point[0]
+        if self.spec.granularity == "token":
+            shape: tuple[int, ...] = (*x.shape[:-1], 1)
+        else:
+            sizes = [1] * x.dim()
+            sizes[self.spec.axis] = -1
+            shape = tuple(sizes)
+        return self.scale.reshape(shape), self.zero_point.reshape(shape)

@@ -1,0 +1,119 @@
+"""Quantization schemes by name: "W8A8" is the paper's, "W4A8 per-token" and "W8A8 smoothquant" its rivals."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from outeffhop.quantization.observers import RANGES
+from outeffhop.quantization.quantizers import Uniform
+
+__all__ = ["Scheme", "SCHEMES", "PLACEMENTS"]
+
+PLACEMENTS = ("paper", "linear")
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What is quantized where, and how ranges are found.
+
+    Attributes:
+        name: one of ``SCHEMES``.
+        weights, activations: their quantizers; activations "per token" take their range as they come.
+        weight_range, activation_range: one of ``observers.RANGES``.
+        placement: "paper" (see ``placement.py``) or "linear".
+        alpha: how much of the difficulty SmoothQuant moves from activations to weights; None moves nothing.
+        momentum, percentile: of the activations' range estimators.
+    """
+
+    name: str
+    weights: Uniform
+    activations: Uniform
+    weight_range: str = "minmax"
+    activation_range: str = "running"
+    placement: str = "paper"
+    alpha: float | None = None
+    momentum: float = 0.9
+    percentile: float = 99.999
+
+    def __post_init__(self) -> None:
+        for argument, value, known in (
+            ("placement", self.placement, PLACEMENTS),
+            ("weight_range", self.weight_range, RANGES),
+            ("activation_range", self.activation_range, RANGES),
+        ):
+            if value not in known:
+                raise ValueError(f"{argument}={value!r} is unknown; there are: {', '.join(known)}")
+        if self.weights.granularity == "token":
+            raise ValueError("weights per token: weights have no tokens; granularity 'tensor' or 'channel' is needed")
+        if self.activations.granularity == "channel":
+            raise ValueError("activations per channel cannot be summed over in integers: take 'tensor' or 'token'")
+        if self.alpha is not None:
+            if not 0.0 <= self.alpha <= 1.0:
+                raise ValueError(f"alpha={self.alpha}: a number in [0, 1] is needed")
+            if self.placement != "linear" or self.dynamic or self.activation_range != "minmax":
+                raise ValueError(
+                    "SmoothQuant moves the range of Linear inputs into the weights: it needs placement='linear' "
+                    "and activations per tensor with activation_range='minmax'"
+                )
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether activations take their range as they come, without calibration."""
+        return self.activations.granularity == "token"
+
+    @property
+    def bits(self) -> str:
+        return f"W{self.weights.bits}A{self.activations.bits}"
+
+    def __str__(self) -> str:
+        return f"{self.bits} {self.name}"
+
+    @classmethod
+    def parse(cls, text: str | Scheme) -> Scheme:
+        """``"W8A8"``, ``"w4a8 per-token"``, ``"smoothquant"``: bits and a name, either may be left out."""
+        if isinstance(text, Scheme):
+            return text
+        bits = [word for word in text.split() if _BITS.fullmatch(word)] or ["W8A8"]
+        names = [word for word in text.split() if not _BITS.fullmatch(word)] or ["paper"]
+        name = next((word for word in names if word not in SCHEMES), names[0])
+        if name not in SCHEMES or len(bits) + len(names) > 2:
+            near = [] if name in SCHEMES else get_close_matches(name, SCHEMES, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"scheme={text!r} is unknown{hint} Bits such as W8A8 and one of these are needed: {', '.join(SCHEMES)}"
+            )
+        weights, activations = map(int, _BITS.fullmatch(bits[0]).groups())  # type: ignore[union-attr]
+        return SCHEMES[name].with_bits(weights, activations)
+
+    def with_bits(self, weights: int | None = None, activations: int | None = None) -> Scheme:
+        return replace(
+            self,
+            weights=self.weights if weights is None else replace(self.weights, bits=weights),
+            activations=self.activations if activations is None else replace(self.activations, bits=activations),
+        )
+
+    def with_range(self, activation_range: str | None = None) -> Scheme:
+        return self if activation_range is None else replace(self, activation_range=activation_range)
+
+
+_BITS = re.compile(r"[wW](\d+)[aA](\d+)")
+_WEIGHTS = Uniform(symmetric=True)
+_ACTIVATIONS = Uniform()
+
+SCHEMES: dict[str, Scheme] = {
+    # static, per tensor: what the paper reports
+    "paper": Scheme("paper", _WEIGHTS, _ACTIVATIONS),
+    # the same quantizers on Linear inputs and weights alone
+    "linear": Scheme("linear", _WEIGHTS, _ACTIVATIONS, placement="linear"),
+    "per-token": Scheme(
+        "per-token",
+        Uniform(symmetric=True, granularity="channel"),
+        Uniform(granularity="token"),
+        placement="linear",
+    ),
+    "smoothquant": Scheme(
+        "smoothquant", _WEIGHTS, _ACTIVATIONS, activation_range="minmax", placement="linear", alpha=0.5
+    ),
+}

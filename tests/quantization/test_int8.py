@@ -1,0 +1,306 @@
+"""Real integer execution: exports that equal the model, int8 that is near it, and what really runs in integers."""
+
+import importlib.util
+import logging
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from outeffhop.cli.main import main
+from outeffhop.models import presets
+from outeffhop.quantization import int8, int8_export
+from outeffhop.quantization.int8 import Int8Model, export_int8
+from outeffhop.quantization.int8_export import output_of, require, to_int8, to_openvino
+from outeffhop.quantization.int8_report import Int8Report, measure_int8
+
+SIX = ("vanilla", "outeffhop", "clipped", "clipped-outeffhop", "gated", "gated-outeffhop")
+SMALL = {
+    # weights large enough for attention, masks and gates to be seen in the output
+    "bert": dict(num_hidden_layers=2, hidden_size=32, intermediate_size=64, vocab_size=99, initializer_range=0.2),
+    "opt": dict(num_hidden_layers=1, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, vocab_size=99, init_std=0.2),
+    "vit": dict(num_hidden_layers=1, hidden_size=32, intermediate_size=64, initializer_range=0.2),
+    "stanhop": dict(e_layers=1, d_model=16, d_ff=32, in_len=24, out_len=12),
+}
+QUICK = [("opt", method) for method in SIX] + [("vit", "gated"), ("stanhop", "outeffhop")]
+REST = [(name, method) for name in SMALL for method in SIX if (name, method) not in QUICK]
+
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("openvino") is None or importlib.util.find_spec("nncf") is None,
+    reason="needs outeffhop[int8]",
+)
+
+
+def built(name, method):
+    torch.manual_seed(0)
+    model = presets.build(name, "tiny", method, **SMALL[name])
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for path, p in model.named_parameters():
+            if "gate" in path:  # off their first values, which are the same for every token
+                p.add_(0.5 * torch.randn(p.shape, generator=generator))
+    return model.eval()
+
+
+def batch_of(name, size=3, length=11, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    if name == "vit":
+        return {
+            "pixel_values": torch.randn(size, 1, 8, 8, generator=generator),
+            "labels": torch.randint(10, (size,), generator=generator),
+        }
+    if name == "stanhop":
+        past, future = (torch.randn(size, n, 7, generator=generator) for n in (24, 12))
+        return {"past_values": past, "future_values": future}
+    tokens, mask = torch.randint(3, 99, (size, length), generator=generator), torch.ones(size, length, dtype=torch.long)
+    mask[1:, length - 4 :] = 0
+    return {"input_ids": tokens, "attention_mask": mask, "labels": tokens.masked_fill(mask == 0, -100)}
+
+
+def unpadded(batch):
+    return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])} if "input_ids" in batch else batch
+
+
+def sqnr(truth, found):
+    return float(10 * torch.log10(truth.square().sum() / (truth - found).square().sum()))
+
+
+def agree(name, model, exported):
+    """The export against the model, on other batch sizes, lengths and padding than it was exported with."""
+    for size, length in ((4, 13), (1, 7)):
+        batch = batch_of(name, size, length, seed=5)
+        truth = output_of(model, batch)
+        torch.testing.assert_close(exported.run(batch, "fp32"), truth, atol=1e-4, rtol=1e-4)
+        assert sqnr(truth, exported.run(batch)) > 10
+
+
+def exported_from(name, method, folder):
+    model = built(name, method)
+    return model, export_int8(model, [unpadded(batch_of(name, 2, 9, seed)) for seed in (1, 2)], folder / "export")
+
+
+def linears(model):
+    return {path for path, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+@installed
+@pytest.mark.parametrize(("name", "method"), QUICK)
+def test_export_equals_the_model_and_int8_is_near(name, method, tmp_path):
+    model, exported = exported_from(name, method, tmp_path)
+    agree(name, model, exported)
+    found = exported.operations()
+    products = [o for o in found if o.kind == "FullyConnected"]
+    if name != "stanhop":
+        assert all(o.arithmetic == "int8" for o in products)
+        assert len(products) >= len(linears(model))
+        unnamed = linears(model) - {o.module for o in products}
+        assert all(path.endswith("q_proj") for path in unnamed)  # may have the name of the scaling after it
+    # attention as one operation keeps softmax and values in floating point; clipped, it is two integer products
+    if "clipped" in method:
+        assert sum(o.kind == "MatMul" and o.inputs in (("i8", "i8"), ("u8", "i8")) for o in found) == 2
+    elif name != "stanhop":
+        fused = [o for o in found if o.kind == "Attention"]
+        assert len(fused) == model.config.num_hidden_layers
+        assert all(o.arithmetic == "mixed" and {"i8", "f32"} <= set(o.inputs) for o in fused)
+    assert {o.arithmetic for o in exported.operations("fp32")} == {"float"}
+    assert {o.arithmetic for o in found if o.kind == "MVN"} <= {"float"}
+
+
+@installed
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "method"), REST)
+def test_every_model_with_every_method(name, method, tmp_path):
+    agree(name, *exported_from(name, method, tmp_path))
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    model = built("bert", "outeffhop")
+    batches = [batch_of("bert", seed=seed) for seed in range(3)]
+    exported = export_int8(model, iter(batches), tmp_path_factory.mktemp("int8") / "new" / "bert", subset=2)
+    return model, exported, batches
+
+
+@installed
+def test_bert_agrees_and_padding_takes_no_part(bert):
+    model, exported, (batch, *_) = bert
+    agree("bert", model, exported)
+    other = {**batch, "input_ids": torch.where(batch["attention_mask"] == 0, 5, batch["input_ids"])}
+    seen = batch["attention_mask"].bool()
+    assert not torch.equal(batch["input_ids"], other["input_ids"])
+    for precision in ("fp32", "int8"):
+        assert torch.equal(exported.run(batch, precision)[seen], exported.run(other, precision)[seen])
+        everything = exported.run(unpadded(batch), precision)
+        assert not torch.allclose(everything[seen], exported.run(batch, precision)[seen], atol=1e-2)
+
+
+@installed
+@pytest.mark.parametrize("name", ["bert", "opt", "vit", "stanhop"])
+def test_an_export_in_the_models_place_gives_its_loss(name):
+    model, batch = built(name, "outeffhop"), batch_of(name)
+    task = {"bert": "mlm", "opt": "clm", "vit": "classification", "stanhop": "forecasting"}[name]
+    with torch.no_grad():
+        truth = model(**batch)
+    torch.testing.assert_close(int8._loss(task, output_of(model, batch), batch), truth.loss)
+
+
+@installed
+def test_the_report(bert, tmp_path):
+    model, exported, batches = bert
+    report = measure_int8(model.train(), exported, batches, rounds=2)
+    assert model.training
+    model.eval()
+    full, converted, quantized = (report.metric[run] for run in ("torch fp32", "openvino fp32", "openvino int8"))
+    assert converted == pytest.approx(full, rel=1e-4)
+    assert quantized != full
+    assert report.sqnr_db["openvino fp32"] > 80 > report.sqnr_db["openvino int8"] > 10
+    assert report.size_bytes["int8"] == sum((exported.path / f"int8.{x}").stat().st_size for x in ("xml", "bin"))
+    assert (exported.path / "int8.bin").stat().st_size < 0.4 * (exported.path / "fp32.bin").stat().st_size
+    assert set(report.latency_ms) == set(report.metric)
+    assert report.latency_batch == {"input_ids": (3, 11), "attention_mask": (3, 11)}
+    assert report.calibration_batches == 2
+    assert report.counts("int8") == {"FullyConnected": 14}
+    assert report.counts("mixed") == {"Attention": 2}
+    assert report.counts("float")["MVN"] == 6
+    assert "SmoothQuant off: 8-bit activations 18 per tensor" in report.placement
+    assert "weights 16 per channel" in report.placement
+    report.save(tmp_path / "new" / "report.json")
+    assert Int8Report.load(tmp_path / "new" / "report.json") == report
+    assert report.placement in str(report)
+    with pytest.raises(ValueError, match="no int8 report"):
+        Int8Report.from_json("{}")
+
+
+@installed
+def test_the_callers_metric_sees_three_models(bert):
+    model, exported, batches = bert
+
+    def share_of_fives(module, batches):
+        return {"fives": sum(float((module(**b).logits.argmax(-1) == 5).float().mean()) for b in batches)}
+
+    report = measure_int8(model, exported, batches, share_of_fives, rounds=1)
+    assert report.metric["torch fp32"] == pytest.approx(report.metric["openvino fp32"])
+
+
+@installed
+def test_a_folder_loads_again_and_is_not_overwritten(bert):
+    model, exported, batches = bert
+    before = {path: path.read_bytes() for path in exported.path.iterdir()}
+    again = Int8Model(exported.path, threads=1)
+    assert torch.equal(again.run(batches[0]), exported.run(batches[0]))
+    assert again.about["method"] == "outeffhop"
+    with pytest.raises(ValueError, match="is not overwritten"):
+        export_int8(model, batches, exported.path)
+    assert before == {path: path.read_bytes() for path in exported.path.iterdir()}
+
+
+@installed
+def test_an_export_that_fails_leaves_nothing(bert, tmp_path, monkeypatch):
+    openvino, _ = require()
+    written = []
+
+    def save(model, path, **kwargs):
+        path.write_text("half")
+        written.append(path)
+        if len(written) == 2:
+            raise OSError("no space left")
+
+    monkeypatch.setattr(openvino, "save_model", save)
+    with pytest.raises(OSError, match="no space"):
+        int8._write(tmp_path / "export", {"fp32": None, "int8": None}, {})
+    assert len(written) == 2
+    assert not list(tmp_path.iterdir())
+
+
+@installed
+def test_smooth_quant_helps_planted_outliers_when_asked():
+    model, batch = built("opt", "outeffhop"), batch_of("opt")
+    with torch.no_grad():
+        for layer in model.model.decoder.layers:  # the same function with one channel 300 times as large between
+            for norm, readers in (
+                (layer.self_attn_layer_norm, [getattr(layer.self_attn, f"{x}_proj") for x in "qkv"]),
+                (layer.final_layer_norm, [layer.fc1]),
+            ):
+                norm.weight[7] *= 300
+                for linear in readers:
+                    linear.weight[:, 7] /= 300
+    openvino, _ = require()
+    converted, truth = to_openvino(model, batch), output_of(model, batch)
+    found = {}
+    for asked in (False, True):
+        compiled = openvino.compile_model(to_int8(converted, [batch], smooth_quant=asked), "CPU")
+        inputs = {name: batch[name].numpy() for name in ("input_ids", "attention_mask")}
+        found[asked] = sqnr(truth, torch.from_numpy(compiled(inputs)[0]))
+    assert found[True] > found[False] + 6
+
+
+@installed
+def test_silent_and_the_model_is_left_as_it_was(capfd):
+    model = built("opt", "vanilla").train()
+    assert model.config.use_cache
+    handlers, disabled = list(logging.root.handlers), logging.root.manager.disable
+    to_int8(to_openvino(model, batch_of("opt", size=1)), [batch_of("opt")])
+    assert capfd.readouterr() == ("", "")
+    assert (logging.root.handlers, logging.root.manager.disable) == (handlers, disabled)
+    assert model.training
+    assert model.config.use_cache
+    # where this package is not imported, OpenVINO and NNCF send nothing
+    assert "openvino_telemetry" not in sys.modules
+
+
+@installed
+@pytest.mark.parametrize(
+    ("change", "arguments", "message"),
+    [
+        (None, {"calibration_batches": []}, "calibration_batches is empty"),
+        (None, {"subset": 0}, "subset=0"),
+        (None, {"calibration_batches": [batch_of("vit")]}, "takes 'input_ids'"),
+        (lambda model: model.bfloat16(), {}, r"bfloat16 on cpu; export model.float\(\).cpu\(\)"),
+        (lambda model: model.cls.predictions.bias.data.fill_(torch.nan), {}, "cls.predictions.bias holds NaN"),
+    ],
+)
+def test_bad_input_is_named(change, arguments, message, tmp_path):
+    model = built("bert", "outeffhop")
+    if change is not None:
+        change(model)
+    with pytest.raises(ValueError, match=message):
+        export_int8(model, **{"calibration_batches": [batch_of("bert")], "path": tmp_path / "export", **arguments})
+    assert not list(tmp_path.iterdir())
+
+
+@installed
+def test_bad_runs_are_named(bert, tmp_path):
+    _, exported, (batch, *_) = bert
+    with pytest.raises(ValueError, match="this export takes"):
+        exported.run({"input_ids": batch["input_ids"]})
+    with pytest.raises(ValueError, match="precision='int4' is unknown"):
+        exported.run(batch, "int4")
+    with pytest.raises(ValueError, match="holds no export"):
+        Int8Model(tmp_path)
+    with pytest.raises(ValueError, match="batches is empty"):
+        measure_int8(bert[0], exported, [])
+    with pytest.raises(TypeError, match="PreTrainedModel is needed"):
+        to_openvino(nn.Linear(3, 3), batch)
+
+
+@pytest.mark.parametrize("missing", ["openvino", "nncf"])
+def test_the_extra_is_named_where_it_is_missing(missing, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=r"pip install 'outeffhop\[int8\]'"):
+        export_int8(built("bert", "outeffhop"), [batch_of("bert")], tmp_path / "export")
+    assert int8_export._TELEMETRY not in sys.modules
+
+
+@installed
+@pytest.mark.slow
+def test_the_command(tmp_path, capsys):
+    presets.build("vit", "tiny", "outeffhop").save_pretrained(tmp_path / "model")
+    call = ["quantize", str(tmp_path / "model"), "--data", "builtin:images", "--seeds", "1", "--limit", "2", "--int8"]
+    assert main(call) == 2
+    assert "--out" in capsys.readouterr().err
+    assert main([*call, "--out", str(tmp_path / "out")]) == 0
+    assert "FullyConnected" in capsys.readouterr().out
+    assert Int8Report.load(tmp_path / "out" / "int8.json").metric["openvino int8"]["accuracy"] <= 1
+    assert main([*call, "--out", str(tmp_path / "out")]) == 2
+    assert "is not overwritten" in capsys.readouterr().err
