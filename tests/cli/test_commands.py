@@ -70,7 +70,7 @@ def test_wrong_usage_is_exit_code_2(arguments, capsys):
     assert caught.value.code == 2
 
 
-@pytest.mark.parametrize("command", [[], ["doctor"], ["methods"], ["presets"]])
+@pytest.mark.parametrize("command", [[], ["doctor"], ["methods"], ["presets"], ["outliers"]])
 def test_help_fits_a_screen(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main([*command, "--help"])

@@ -6,6 +6,7 @@ from tiny import VOCAB
 from transformers import AutoModelForMaskedLM, BertConfig
 
 import outeffhop
+from outeffhop.attention import attention, watching
 from outeffhop.models import presets
 from outeffhop.models.inspection import ModulePath, inspecting
 
@@ -78,3 +79,40 @@ def test_the_path_is_left_by_a_forward_that_raises():
 def test_a_compiled_model_is_refused():
     with pytest.raises(TypeError, match="_orig_mod"), inspecting(torch.compile(bert())):
         pass
+
+
+@pytest.mark.parametrize("method", SIX)
+def test_a_watch_is_told_of_every_attention_and_changes_nothing(method):
+    model = outeffhop.convert(bert(), method)
+    inputs = {"input_ids": torch.randint(VOCAB, (2, 7))}
+    shown, told = {}, {}
+
+    def keep(name, part, tensor):
+        if part == "probabilities":
+            shown[name] = tensor
+        return tensor
+
+    with torch.no_grad():
+        plain = model(**inputs).logits
+        with inspecting(model, watch=lambda name, call, lse, weights: told.update({name: (call, lse, weights)})):
+            watched = model(**inputs).logits
+        with inspecting(model, keep):
+            model(**inputs)
+    assert torch.equal(watched, plain)
+    assert told.keys() == shown.keys()
+    for name, (call, lse, weights) in told.items():
+        assert (lse is None) == ("clipped" in method)
+        if weights is None:
+            scores = call.query @ call.key.transpose(-2, -1) * call.scale
+            weights = (scores - lse[..., None]).exp()
+        torch.testing.assert_close(weights, shown[name])
+
+
+def test_attention_returns_what_it_did_before_while_it_is_watched():
+    query, key, value = torch.randn(3, 2, 4, 5, 8).unbind(0)
+    seen = []
+    with watching(lambda call, lse, weights: seen.append(lse)):
+        out = attention(query, key, value)
+        _, lse = attention(query, key, value, return_lse=True)
+    assert torch.equal(out, attention(query, key, value))
+    assert torch.equal(seen[0], lse)

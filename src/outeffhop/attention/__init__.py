@@ -18,9 +18,9 @@ from outeffhop.attention import aten, eager, padded
 from outeffhop.attention.eager import eager_attention
 from outeffhop.attention.inputs import Call, prepare
 from outeffhop.attention.kernels import KERNELS
-from outeffhop.attention.probe import is_probed, probing
+from outeffhop.attention.probe import is_probed, probing, watch, watching
 
-__all__ = ["attention", "explain", "Explanation", "eager_attention", "probing", "BACKENDS"]
+__all__ = ["attention", "explain", "Explanation", "eager_attention", "probing", "watching", "BACKENDS"]
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,17 @@ def attention(
     Returns:
         The output [..., H, Lq, Dv], or (output, lse).
     """
-    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, sink, return_lse)
+    watcher = watch()
+    wanted = return_lse or watcher is not None
+    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, sink, wanted)
     out, lse = BACKENDS[_choose(call, backend)].attend(call)
+    if watcher is not None:
+        watcher(call, lse, None)
     lead = query.shape[:-1]
     if out.dim() != query.dim():
         out = out.reshape(*lead, out.shape[-1])
         lse = None if lse is None else lse.reshape(lead)
-    return out if lse is None else (out, lse)
+    return (out, lse) if return_lse else out  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outeffhop.attention.inputs import Call, prepare
-from outeffhop.attention.probe import shown
+from outeffhop.attention.probe import shown, watch
 from outeffhop.functional import logsumexp_n, softmax_n
 
 __all__ = ["attend", "eager_attention", "why_not"]
@@ -37,6 +37,9 @@ def eager_attention(
     """
     call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, -math.inf, False)
     weights = normalizer(_scores(call)).to(call.value.dtype)
+    watcher = watch()
+    if watcher is not None:
+        watcher(call, None, weights)
     out = _weighted_values(weights, call)
     lead = query.shape[:-2]
     return out.reshape(*lead, *out.shape[-2:]), weights.reshape(*lead, *weights.shape[-2:])

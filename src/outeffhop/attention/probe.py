@@ -3,6 +3,9 @@
 A fused kernel never holds the scores or the probabilities, so ``backend="auto"`` takes the eager one
 while somebody looks. What the probe returns is what attention goes on with: an observer returns the
 tensor it was given, a simulated quantizer a rounded one.
+
+A watch costs less: attention runs by whichever kernel it would have, and afterwards hands over what it
+was given with what the kernel knows of the weights, their logsumexp.
 """
 
 from __future__ import annotations
@@ -14,14 +17,20 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-__all__ = ["Probe", "PARTS", "probing", "is_probed", "shown"]
+from outeffhop.attention.inputs import Call
+
+__all__ = ["Probe", "PARTS", "Watch", "probing", "is_probed", "shown", "watching", "watch"]
 
 # scores before the mask, so that they are finite; probabilities as the normalizer gives them; context per head.
 PARTS = ("scores", "probabilities", "context")
 
 Probe = Callable[[str, Tensor], Tensor]
 
+# the call, and log(n + Σ exp(scores)) [..., H, Lq], or the weights [..., H, Lq, Lk] where no kernel but eager serves
+Watch = Callable[[Call, Tensor | None, Tensor | None], None]
+
 _PROBE: ContextVar[Probe | None] = ContextVar("outeffhop_probe", default=None)
+_WATCH: ContextVar[Watch | None] = ContextVar("outeffhop_watch", default=None)
 
 
 @contextmanager
@@ -48,3 +57,18 @@ def shown(part: str, tensor: Tensor) -> Tensor:
         return tensor
     probe = _PROBE.get()
     return tensor if probe is None else probe(part, tensor)
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Within it, every attention call is told of: ``watch(call, lse, None)`` or ``watch(call, None, weights)``."""
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
+def watch() -> Watch | None:
+    """Who watches now."""
+    return None if torch.compiler.is_compiling() else _WATCH.get()

@@ -1,0 +1,115 @@
+"""``outeffhop outliers``: where a checkpoint's outliers are, as a table, as JSON and as a page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from transformers.utils import logging
+
+from outeffhop.cli.checkpoint_data import load, prepared_for, without_labels
+from outeffhop.cli.console import print_json, print_table
+from outeffhop.data import batches
+from outeffhop.outliers import OutlierReport, measure
+from outeffhop.outliers.saving import to_plain, write_whole
+from outeffhop.report.outliers import number, outlier_page, worst_tensors
+
+__all__ = ["run", "show"]
+
+_SHOWN = 10
+
+
+def run(
+    checkpoint: str,
+    data: str,
+    out: Path,
+    *,
+    tensors: str | Sequence[str],
+    count: int,
+    batch_size: int,
+    length: int,
+    tokenizer: str | None,
+    device: str | None,
+) -> OutlierReport:
+    """Measures, and writes ``outliers.json`` and ``outliers.html`` once everything is done."""
+    for name, value in {"batches": count, "batch-size": batch_size, "length": length}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value}: at least 1 is needed")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out={str(out)!r} is a file: the name of a folder is needed")
+    logging.disable_progress_bar()  # of loading, which is over in a moment
+    model = load(checkpoint, device)
+    prepared, has_task = prepared_for(model, checkpoint, data, length, tokenizer)
+    if not len(prepared.validation):
+        raise ValueError(f"data={data!r} has no samples to measure on")
+    total = min(count, -(-len(prepared.validation) // batch_size))
+    drawn = batches(prepared.validation, prepared.eval_collate, batch_size, limit=count)
+    with _progress(total) as tell:
+        report = measure(
+            model,
+            drawn if has_task else map(without_labels, drawn),
+            tensors,
+            special_ids=_special_ids(prepared.tokenizer),
+            progress=tell,
+        )
+    about = f"{Path(checkpoint).name} on {data}, validation split, {report.samples} samples; tensors: {tensors}"
+    page = outlier_page(report, about)
+    report.save(out / "outliers.json")
+    write_whole(out / "outliers.html", page)
+    return report
+
+
+def _special_ids(tokenizer: Any) -> list[int] | None:
+    if tokenizer is None:
+        return None
+    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")
+    return [i for i in (getattr(tokenizer, name, None) for name in names) if i is not None]
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, so that what is printed stays clean; lines where it is not a terminal."""
+    if not sys.stderr.isatty():
+        tenth = max(1, total // 10)
+        yield lambda done: print(f"batch {done}/{total}", file=sys.stderr) if done % tenth == 0 else None
+        return
+    columns = ("measuring", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def show(report: OutlierReport, out: Path, as_json: bool) -> None:
+    if as_json:
+        print_json(to_plain({**report.summary, "worst": report.table(_SHOWN)}))
+        return
+    title = f"{report.model} ({report.method}), {report.samples} samples"
+    facts = (report.max_inf_norm, report.max_abs, report.avg_kurtosis, report.avg_token_kurtosis)
+    columns = ("max inf norm", "largest |x|", "avg kurtosis", "avg kurtosis per token")
+    print_table(title, columns, [tuple(map(number, facts))])
+    print_table("Worst tensors", *worst_tensors(report, _SHOWN))
+    heads = [
+        (
+            h.name,
+            _range(h.first_token),
+            "unknown" if h.special_tokens is None else _range(h.special_tokens),
+            _range(h.no_op),
+            _range(h.max_probability),
+        )
+        for h in report.attention
+    ]
+    if heads:
+        named = ("attention", "first token", "special tokens", "no-op 1 − γ", "largest probability")
+        print_table("Heads: mean (largest)", named, heads)
+    for name, found in report.non_finite.items():
+        print(f"NOT FINITE: {found} values of {name}")
+    print(f"written to {out / 'outliers.json'} and {out / 'outliers.html'}")
+
+
+def _range(values: tuple[float, ...]) -> str:
+    return f"{sum(values) / len(values):.3f} ({max(values):.3f})"

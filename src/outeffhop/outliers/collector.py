@@ -1,0 +1,230 @@
+"""One pass over data: hooks on modules, a watch on attention, and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from outeffhop.attention.inputs import Call
+from outeffhop.models.inspection import inspecting
+from outeffhop.models.persistence import method_of
+from outeffhop.outliers.accumulate import TensorSums
+from outeffhop.outliers.heads import HeadSums, Tokens
+from outeffhop.outliers.metrics import BatchStats, batch_stats
+from outeffhop.outliers.report import OutlierReport
+from outeffhop.outliers.tensors import Pick, pick
+
+__all__ = ["measure"]
+
+# The fields of a config that name special tokens; [MASK] and [UNK] stand where a word is, and are none.
+_SPECIAL = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")
+
+
+def measure(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]],
+    tensors: str | Sequence[str] = "paper",
+    *,
+    special_ids: Iterable[int] | None = None,
+    attention: bool = True,
+    keep: int = 16,
+    limit: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> OutlierReport:
+    """The outliers in a model's activations, and what its heads attend to, in one pass over data.
+
+    Statistics run over tokens that are not padding, as ``attention_mask`` tells them. A sample is an entry of the
+    batch: a tensor [B·k, …, d], as STanHop-Net makes of k series, is read as B samples, all but its last dimension
+    as tokens; one that all samples share, [1, …, d], counts for each of them. The result does not depend on how
+    samples are split into batches, nor, under ``torch.distributed``, into ranks: each rank measures its own
+    batches, and all get the whole report.
+
+    Args:
+        model: any module; is in evaluation mode meanwhile.
+        batches: keyword arguments of the model; tensors are moved to its device.
+        tensors: "paper", "all" or patterns of module names; see ``outeffhop.outliers.tensors.pick``.
+        special_ids: ids of special tokens; by default those the model's config names.
+        attention: whether heads are measured as well.
+        keep: how many positions and channels of outliers a tensor's report has at most.
+        limit: how many batches at most.
+        progress: is called after each batch with how many are done.
+    """
+    if keep < 1:
+        raise ValueError(f"keep={keep}: at least 1 is needed")
+    picks = pick(model, tensors)
+    special = _special_ids(model) if special_ids is None else tuple(sorted(set(special_ids)))
+    collector = _Collector(model, picks, special, keep)
+    error: Exception | None = None
+    try:
+        collector.run(islice(batches, limit), attention, progress)
+    except Exception as caught:
+        error = caught
+    collector = _over_ranks(collector, error)
+    if not collector.samples:
+        raise ValueError("batches is empty: there is nothing to measure")
+    found = [collector.tensors[p.name].stats(p.name, p.kurtosis) for p in picks]
+    found = [t for t in found if t.tokens]
+    if not found:
+        raise ValueError(f"tensors={tensors!r}: none of the {len(picks)} modules it chooses ran")
+    heads = [sums.stats(name) for name, sums in collector.heads.items()]
+    return OutlierReport(
+        model=type(model).__name__,
+        method=_method(model),
+        samples=collector.samples,
+        chosen=tensors if isinstance(tensors, str) else tuple(tensors),
+        special_ids=special,
+        tensors=tuple(found),
+        attention=tuple(h for h in heads if h is not None),
+    )
+
+
+class _Collector:
+    def __init__(self, model: nn.Module, picks: list[Pick], special: tuple[int, ...], keep: int) -> None:
+        self.model, self.picks, self.special = model, picks, special
+        self.samples = 0
+        self.tensors = {p.name: TensorSums(keep) for p in picks}
+        self.heads: dict[str, HeadSums] = {}
+        self._tokens = Tokens(0)
+        self._last: tuple[Tensor, int, BatchStats] | None = None
+
+    def run(
+        self, batches: Iterable[Mapping[str, Any]], attention: bool, progress: Callable[[int], None] | None
+    ) -> None:
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        with ExitStack() as stack:
+            stack.enter_context(_evaluating(self.model))
+            stack.enter_context(torch.no_grad())
+            if attention:
+                stack.enter_context(inspecting(self.model, watch=self._watch))
+            modules = dict(self.model.named_modules())
+            for p in self.picks:
+                stack.callback(self._hook(p, modules[p.module]).remove)
+            for done, batch in enumerate(batches, 1):
+                inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+                self._tokens = self._read(inputs)
+                self.model(**inputs)
+                self.samples += self._tokens.samples
+                self._last = None
+                if progress is not None:
+                    progress(done)
+
+    def _hook(self, p: Pick, module: nn.Module) -> Any:
+        def see(value: Any) -> None:
+            x = _first_tensor(value)
+            if x is not None:
+                self._add(p.name, x.movedim(1, -1) if isinstance(module, _ConvNd) and p.side == "output" else x)
+
+        if p.side == "input":
+            return module.register_forward_pre_hook(
+                lambda _, args, kwargs: see((*args, *kwargs.values())), with_kwargs=True
+            )
+        return module.register_forward_hook(lambda _, args, output: see(output))
+
+    def _add(self, name: str, x: Tensor) -> None:
+        # a container hands on the very tensor its last part made: it need not be measured again
+        if self._last is None or self._last[0] is not x or self._last[1] != x._version:
+            shaped = _as_samples(x, self._tokens)
+            if shaped is None:
+                return
+            self._last = x, x._version, batch_stats(*shaped)
+        self.tensors[name].add(self._last[2], self.samples)
+
+    def _watch(self, name: str, call: Call, lse: Tensor | None, weights: Tensor | None) -> None:
+        self.heads.setdefault(name, HeadSums()).add(call, lse, weights, self._tokens)
+
+    def _read(self, inputs: dict[str, Any]) -> Tokens:
+        wanted = getattr(self.model, "main_input_name", None)
+        if wanted is not None and wanted not in inputs and "inputs_embeds" not in inputs:
+            raise ValueError(
+                f"batches hold {', '.join(inputs) or 'nothing'}, but {type(self.model).__name__} takes {wanted}: "
+                "data of another kind than the model's"
+            )
+        first = inputs.get(wanted or "", next((v for v in inputs.values() if isinstance(v, Tensor)), None))
+        if first is None or not first.dim() or not first.shape[0]:
+            raise ValueError("batches hold a batch without samples")
+        real, ids = inputs.get("attention_mask"), inputs.get("input_ids")
+        real = real.bool() if isinstance(real, Tensor) and real.dim() == 2 and not bool(real.bool().all()) else None
+        special = None
+        if isinstance(ids, Tensor) and self.special:
+            special = torch.isin(ids, torch.tensor(self.special, device=ids.device))
+        return Tokens(first.shape[0], real, special)
+
+
+def _as_samples(x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor | None] | None:
+    """[B, rows, d] and which rows count; None where the first dimension is not the samples'."""
+    b = tokens.samples
+    if x.dim() < 2 or x.numel() == 0:
+        return None
+    if x.shape[0] == 1 and b > 1:
+        x = x.expand(b, *x.shape[1:])
+    if x.shape[0] % b:
+        return None
+    real = tokens.rows(x)
+    return x.reshape(b, -1, x.shape[-1]), real
+
+
+def _first_tensor(value: Any) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return next((t for t in map(_first_tensor, value) if t is not None), None)
+    return None
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _special_ids(model: nn.Module) -> tuple[int, ...]:
+    config = getattr(model, "config", None)
+    found = [getattr(config, name, None) for name in _SPECIAL]
+    flat = [i for entry in found if entry is not None for i in (entry if isinstance(entry, list) else [entry])]
+    return tuple(sorted({i for i in flat if i >= 0}))
+
+
+def _method(model: Any) -> str:
+    config = getattr(model, "config", None)
+    if config is None:
+        return ""
+    return str(getattr(config, "method", None) or method_of(config) or config._attn_implementation)
+
+
+def _over_ranks(mine: _Collector, error: Exception | None) -> _Collector:
+    """All ranks' sums as one. What raised on one rank raises on all: none may wait for one that has left."""
+    if not (dist.is_available() and dist.is_initialized()):
+        if error is not None:
+            raise error
+        return mine
+    gathered: list[Any] = [None] * dist.get_world_size()
+    failure = None if error is None else f"{type(error).__name__}: {error}"
+    dist.all_gather_object(gathered, (failure, mine.samples, mine.tensors, mine.heads))
+    if error is not None:
+        raise error
+    for rank, (failed, *_) in enumerate(gathered):
+        if failed is not None:
+            raise ValueError(f"measuring failed on rank {rank}: {failed}")
+    whole = _Collector(mine.model, mine.picks, mine.special, 1)
+    _, whole.samples, whole.tensors, whole.heads = gathered[0]
+    for _, samples, tensors, heads in gathered[1:]:
+        for name, sums in tensors.items():
+            whole.tensors[name].merge(sums, whole.samples)
+        for name, sums in heads.items():
+            whole.heads.setdefault(name, HeadSums()).merge(sums)
+        whole.samples += samples
+    return whole

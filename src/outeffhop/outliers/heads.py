@@ -1,0 +1,143 @@
+"""What heads attend to: the first token, special tokens, nothing; and how sharply.
+
+Of softmax_n a fused kernel gives the logsumexp, and a probability is exp(score − lse); so the scores are made once
+more, some samples at a time, and nothing but their maximum and a few columns is looked at. Where the weights are at
+hand (clipped softmax, entmax), they serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outeffhop.attention.inputs import Call
+from outeffhop.outliers.report import HeadStats
+
+__all__ = ["HeadSums", "Tokens"]
+
+# Scores held at a time: some megabytes, which stay in a cache.
+_AT_A_TIME = 2**21
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a batch, as far as they are known.
+
+    Attributes:
+        samples: B.
+        real: [B, T], bool: which are not padding; None where all are, or there are no tokens.
+        special: [B, T], bool; None where it is not known.
+    """
+
+    samples: int
+    real: Tensor | None = None
+    special: Tensor | None = None
+
+    def rows(self, x: Tensor) -> Tensor | None:
+        """Which rows of a tensor [B, T, …] or [B·T, …] are of real tokens; None where all are."""
+        if self.real is None:
+            return None
+        if x.dim() > 2 and x.shape[:2] == self.real.shape:
+            inner = x[0, 0, ..., 0].numel()  # [B, T, H, d] has H rows a token
+            return self.real.repeat_interleave(inner, 1)
+        return self.real if x.dim() == 2 and x.shape[0] == self.real.numel() else None
+
+
+class HeadSums:
+    """One attention module's sums."""
+
+    def __init__(self) -> None:
+        self.queries = 0
+        self.sums: Tensor | None = None  # first token, special tokens, no-op, largest; [4, H], float64
+        self.knows_special = True
+
+    def add(self, call: Call, lse: Tensor | None, weights: Tensor | None, tokens: Tokens) -> None:
+        for rows, masses in _masses(call, lse, weights, tokens):
+            n, lq = masses.shape[1], masses.shape[3]
+            counts = _fitting(tokens.real, call, -2)
+            counts = torch.ones(n, lq, dtype=torch.bool) if counts is None else counts[rows].cpu()
+            # padding's queries may hold anything, nan too
+            kept = torch.where(counts[:, None], masses.cpu().double(), 0.0).sum((1, 3))  # [4, H]
+            self.sums = kept if self.sums is None else self.sums + kept
+            self.queries += int(counts.sum())
+        self.knows_special &= _fitting(tokens.special, call, -1) is not None
+
+    def merge(self, other: HeadSums) -> None:
+        if other.sums is not None:
+            self.sums = other.sums if self.sums is None else self.sums + other.sums
+            self.queries += other.queries
+            self.knows_special &= other.knows_special
+
+    def stats(self, name: str) -> HeadStats | None:
+        if self.sums is None or not self.queries:
+            return None
+        first, special, no_op, largest = (tuple(row.tolist()) for row in self.sums / self.queries)
+        return HeadStats(name, self.queries, first, special if self.knows_special else None, no_op, largest)
+
+
+def _fitting(of_tokens: Tensor | None, call: Call, dim: int) -> Tensor | None:
+    """[B, T] where the call's queries (dim −2) or keys (−1) are these tokens; not so where samples are folded."""
+    length = call.query.shape[-2] if dim == -2 else call.key.shape[-2]
+    fits = of_tokens is not None and call.query.dim() == 4 and of_tokens.shape == (call.query.shape[0], length)
+    return of_tokens if fits else None
+
+
+def _masses(call: Call, lse: Tensor | None, weights: Tensor | None, tokens: Tokens) -> Iterator[tuple[slice, Tensor]]:
+    """Some samples' [4, n, H, Lq]: mass on the first token, on special tokens, on nothing, the largest probability."""
+    query, key = call.query.flatten(0, -4), call.key.flatten(0, -4)  # [N, H, Lq, D], [N, G, Lk, D]
+    n, heads, lq, lk = *query.shape[:3], key.shape[2]
+    real, special = _fitting(tokens.real, call, -1), _fitting(tokens.special, call, -1)
+    first = torch.zeros(n, dtype=torch.int64) if real is None else real.int().argmax(1)
+    first = first.to(query.device)
+    if weights is not None:
+        weights = weights.flatten(0, -4)
+    step = max(1, _AT_A_TIME // (heads * lq * lk))
+    for start in range(0, n, step):
+        rows = slice(start, start + step)
+        if weights is not None:
+            p = weights[rows].float() if weights.dtype != torch.float64 else weights[rows]
+            no_op, largest = 1 - p.sum(-1), p.amax(-1)
+            column = p.take_along_dim(first[rows, None, None, None], -1).squeeze(-1)
+            marked = [p[i][..., chosen] for i, chosen in _marked(special, rows)]
+        else:
+            s = _scores(call, query[rows], key[rows], rows)
+            at = lse.flatten(0, -3)[rows].to(s.dtype)  # type: ignore[union-attr]  # [n, H, Lq]
+            no_op, largest = _no_op(call, at), (s.amax(-1) - at).exp().clamp(max=1)
+            column = (s.take_along_dim(first[rows, None, None, None], -1).squeeze(-1) - at).exp()
+            marked = [(s[i][..., chosen] - at[i][..., None]).exp() for i, chosen in _marked(special, rows)]
+            empty = at.isneginf()  # softmax of no key at all: weights 0
+            column, largest = column.masked_fill(empty, 0), largest.masked_fill(empty, 0)
+        on_special = torch.stack([m.sum(-1) for m in marked]) if marked else torch.zeros_like(column)
+        yield rows, torch.stack([column, on_special, no_op, largest])
+
+
+def _marked(special: Tensor | None, rows: slice) -> list[tuple[int, Tensor]]:
+    """Each sample of these rows with the places of its special tokens: they are few."""
+    return [] if special is None else [(i, row.nonzero()[:, 0]) for i, row in enumerate(special[rows])]
+
+
+def _no_op(call: Call, lse: Tensor) -> Tensor:
+    """1 − γ = n / (n + Σ exp(scores)) = exp(s − lse)."""
+    sink = call.sink.to(lse)[:, None] if isinstance(call.sink, Tensor) else torch.full((1, 1), call.sink).to(lse)
+    return torch.where(lse.isneginf(), 1.0, (sink - lse).exp())
+
+
+def _scores(call: Call, query: Tensor, key: Tensor, rows: slice) -> Tensor:
+    """q·kᵀ·scale with −inf at keys that take no part.  [n, H, Lq, Lk]"""
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    query, key = query.to(dtype) * call.scale, key.to(dtype)
+    if call.grouped:  # query heads that share a key head, side by side
+        shared = query.unflatten(1, (key.shape[1], -1))  # [n, G, H/G, Lq, D]
+        s = (shared @ key[:, :, None].transpose(-2, -1)).flatten(1, 2)
+    else:
+        s = query @ key.transpose(-2, -1)
+    if call.mask is not None:
+        mask = call.mask.reshape(-1, *call.mask.shape[-3:]) if call.mask.dim() > 3 else call.mask
+        mask = mask[rows] if mask.dim() > 3 and mask.shape[0] > 1 else mask
+        s = s.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else s.add_(mask.to(dtype))
+    if call.is_causal:
+        s.masked_fill_(torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu_(1), -torch.inf)
+    return s

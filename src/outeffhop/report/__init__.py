@@ -1,0 +1,7 @@
+"""Results as pages and figures."""
+
+from outeffhop.report.figures import heat_map
+from outeffhop.report.html import Section, page, table
+from outeffhop.report.outliers import outlier_page
+
+__all__ = ["Section", "heat_map", "outlier_page", "page", "table"]

@@ -1,0 +1,69 @@
+"""A page of its own: one HTML file with its style and figures inside, light and dark, for a desk and for a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+__all__ = ["Section", "page", "table"]
+
+_STYLE = """
+:root { color-scheme: light dark; --text: #1d2129; --soft: #5c6470; --line: #dfe3e8;
+  --ground: #fff; --card: #f6f7f9; --none: #e7eaee; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e4e7ec; --soft: #9aa3b0; --line: #333a44;
+    --ground: #14171c; --card: #1d2128; --none: #2a3038; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 76rem; padding: 1.2rem clamp(.8rem, 3vw, 2rem) 3rem; background: var(--ground);
+  color: var(--text); font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; line-height: 1.25; margin: .4rem 0 .2rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; }
+p { margin: .2rem 0 .8rem; max-width: 48rem; color: var(--soft); }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .6rem; margin: 1rem 0; }
+.facts div { background: var(--card); border-radius: .5rem; padding: .6rem .8rem; }
+.facts dt { color: var(--soft); font-size: .8rem; }
+.facts dd { margin: 0; font-size: 1.15rem; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+.warning { border-left: .3rem solid #d1242f; background: var(--card); color: var(--text); padding: .6rem .8rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; width: 100%; }
+th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th { color: var(--soft); font-weight: 600; }
+th:first-child, td:first-child { text-align: left; }
+svg { display: block; font: 11px system-ui, sans-serif; }
+svg .name { fill: var(--text); }
+svg .tick { fill: var(--soft); }
+svg .none { fill: var(--none); }
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: a title and a remark as plain text, and a body that is HTML already."""
+
+    title: str
+    body: str
+    remark: str = ""
+
+    def __str__(self) -> str:
+        remark = f"<p>{escape(self.remark)}</p>\n" if self.remark else ""
+        return f"<section>\n<h2>{escape(self.title)}</h2>\n{remark}{self.body}\n</section>"
+
+
+def page(title: str, sections: Iterable[Section], head: str = "") -> str:
+    """A whole page; ``head`` is HTML that stands below the title."""
+    body = "\n".join(map(str, sections))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>\n{head}\n{body}\n</body>\n</html>\n"
+    )
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Plain text in a table that scrolls by itself where the page is narrow."""
+    head = "".join(f"<th>{escape(c)}</th>" for c in columns)
+    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'
