@@ -70,11 +70,22 @@ def test_wrong_usage_is_exit_code_2(arguments, capsys):
     assert caught.value.code == 2
 
 
-@pytest.mark.parametrize("command", [[], ["doctor"], ["methods"], ["presets"], ["outliers"]])
-def test_help_fits_a_screen(command, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main([*command, "--help"])
-    assert caught.value.code == 0
+COMMANDS = ["train", "resume", "runs", "evaluate", "outliers", "quantize", "data", "methods", "presets", "doctor"]
+
+
+def test_the_overview_names_every_command(capsys):
+    assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert len(out.splitlines()) <= 24
-    assert "outeffhop" in out
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("  ")] == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_screen_and_begins_with_an_example(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 36
+    assert any(f"Example: outeffhop {command}" in line for line in lines[:6])

@@ -1,7 +1,8 @@
-"""A checkpoint on its device, and data as its model takes them."""
+"""A checkpoint on its device, and data as its model takes them. A run's folder stands for its model and its data."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,50 @@ from transformers import PreTrainedModel
 
 from outeffhop.data import TASKS, Prepared, prepare, task_of
 from outeffhop.models.loading import load_checkpoint
+from outeffhop.training import RunFolder
 
-__all__ = ["load", "prepared_for", "without_labels"]
+__all__ = ["Source", "load", "prepared_for", "without_labels"]
 
 
-def load(checkpoint: str, device: str | None) -> PreTrainedModel:
-    """The model, on the device named or on a GPU where there is one."""
+@dataclass(frozen=True)
+class Source:
+    """Where a model and its data come from.
+
+    Attributes:
+        checkpoint: the folder of the model itself.
+        data: a spec.
+        samples: how the data is cut, as ``outeffhop.data.prepare`` has it.
+    """
+
+    checkpoint: str
+    data: str
+    samples: dict[str, Any]
+
+
+def load(checkpoint: str, device: str | None, data: str | None, length: int | None) -> tuple[PreTrainedModel, Source]:
+    """The model, on the device named or on a GPU where there is one; and its data, by default those of its run."""
+    run, samples = RunFolder(checkpoint), {}
+    if run.exists:
+        config = run.config()
+        last = run.model if run.finished else run.last_checkpoint()
+        if last is None:
+            raise ValueError(f"the run in {checkpoint!r} has no checkpoint yet")
+        checkpoint, data = str(last), data or config.data
+        samples = {"length": config.samples.length, "cache_dir": config.samples.cache_dir}
+    if data is None:
+        raise ValueError(f"data is missing: {checkpoint!r} is no run that would name its own; for one: builtin:text")
+    if length is not None:
+        samples["length"] = length
     model: Any = load_checkpoint(checkpoint)
     try:
-        return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, AssertionError) as error:
         first = str(error).splitlines()[0]
         raise ValueError(f"device={device!r} cannot be used here: {first}; 'cpu' can") from error
+    return model, Source(checkpoint, data, {k: v for k, v in samples.items() if v is not None})
 
 
-def prepared_for(
-    model: PreTrainedModel, checkpoint: str, data: str, length: int, tokenizer: str | None
-) -> tuple[Prepared, bool]:
+def prepared_for(model: PreTrainedModel, source: Source, tokenizer: str | None) -> tuple[Prepared, bool]:
     """The data as this model takes them, and whether it has a head that takes labels."""
     config: Any = model.config
     try:
@@ -36,21 +64,24 @@ def prepared_for(
         task, has_task = {"pixel_values": "classification", "input_ids": "mlm"}.get(model.main_input_name, ""), False
         if task not in TASKS:
             raise
-    fields: dict[str, Any] = {}
+    fields = dict(source.samples)
     if task in ("mlm", "clm"):
+        length = fields.get("length", 128)
         longest = getattr(config, "max_position_embeddings", None) or length
-        fields = {"tokenizer": _tokenizer_folder(checkpoint, tokenizer), "length": min(length, longest)}
+        fields |= {"tokenizer": _tokenizer_folder(source.checkpoint, tokenizer), "length": min(length, longest)}
     elif task == "classification":
-        fields = {"image_size": config.image_size}
+        fields |= {"image_size": config.image_size}
     else:
-        fields = {"in_len": config.in_len, "out_len": config.out_len}
-    prepared = prepare(data, task, **fields)
+        fields |= {"in_len": config.in_len, "out_len": config.out_len}
+    prepared = prepare(source.data, task, **fields)
     for name, wanted in prepared.changes.items():
         has = getattr(config, name, wanted)
         fits = wanted <= has if name in ("vocab_size", "num_labels") else wanted == has
         unused = name.endswith("_id") or (name == "num_labels" and not has_task)
         if isinstance(wanted, int) and not unused and not fits:
-            raise ValueError(f"data={data!r} has {name}={wanted}, the model of {checkpoint!r} {has}: they do not fit")
+            raise ValueError(
+                f"data={source.data!r} has {name}={wanted}, the model of {source.checkpoint!r} {has}: they do not fit"
+            )
     return prepared, has_task
 
 

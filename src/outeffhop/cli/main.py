@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,7 +15,9 @@ __all__ = ["main"]
 
 
 def doctor(json: bool = False) -> None:
-    """What is installed here, and which attention backends serve. Example: outeffhop doctor --json
+    """What is installed here, and which attention backends serve.
+
+    Example: outeffhop doctor --json
 
     Args:
         json: print JSON instead of tables.
@@ -28,7 +30,9 @@ def doctor(json: bool = False) -> None:
 def methods(
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[METHOD]")] = None, json: bool = False
 ) -> None:
-    """The attention methods and their parameters. Example: outeffhop methods 'outeffhop(n=4)'
+    """The attention methods and their parameters.
+
+    Example: outeffhop methods 'outeffhop(n=4)'
 
     Args:
         name: a method with or without parameters, to see it in full; all of them if left out.
@@ -40,7 +44,9 @@ def methods(
 
 
 def presets(json: bool = False) -> None:
-    """The models and sizes there are; the paper's parameter counts beside ours. Example: outeffhop presets
+    """The models and sizes there are; the paper's parameter counts beside ours.
+
+    Example: outeffhop presets
 
     Args:
         json: print JSON instead of tables.
@@ -55,7 +61,9 @@ def data(
     task: str | None = None,
     json: bool = False,
 ) -> None:
-    """What data there is, what a spec would give, its first samples. Example: outeffhop data builtin:text
+    """What data there is, what a spec would give, its first samples.
+
+    Example: outeffhop data builtin:text
 
     Args:
         spec: builtin:text, builtin:images, builtin:series, a path, or hub:NAME[/CONFIG]; left out: all there is.
@@ -69,26 +77,28 @@ def data(
 
 def outliers(
     checkpoint: Annotated[str, tyro.conf.Positional],
-    data: str,
     out: Path,
+    data: str | None = None,
     tensors: Literal["paper", "all"] = "paper",
     batches: int = 16,
     batch_size: int = 16,
-    length: int = 128,
+    length: int | None = None,
     tokenizer: str | None = None,
     device: str | None = None,
     json: bool = False,
 ) -> None:
-    """Where a checkpoint's outliers are. Example: outeffhop outliers RUN/checkpoint --data builtin:text --out DIR
+    """Where a checkpoint's outliers are.
+
+    Example: outeffhop outliers RUN --out DIR
 
     Args:
-        checkpoint: folder of a saved model.
-        data: as for `outeffhop data`; the validation split is measured.
+        checkpoint: folder of a run, or of a saved model.
         out: folder for outliers.json and outliers.html.
+        data: as for `outeffhop data`, by default the run's; its validation split.
         tensors: those the paper measures, or every module's output.
         batches: how many at most.
         batch_size: samples of a batch.
-        length: text: tokens of a sample.
+        length: text: tokens of a sample; by default the run's, or 128.
         tokenizer: its folder, where the checkpoint has none.
         device: cuda if there is one, else cpu.
         json: print JSON instead of tables.
@@ -111,14 +121,14 @@ def outliers(
 
 def quantize(
     checkpoint: Annotated[str, tyro.conf.Positional],
-    data: str,
+    data: str | None = None,
     bits: str = "W8A8",
     scheme: Literal["paper", "linear", "per-token", "smoothquant"] = "paper",
     range: Literal["running", "minmax", "percentile", "mse"] | None = None,
     calibration_batches: int = 16,
     batch_size: int = 32,
     seeds: int = 3,
-    length: int = 128,
+    length: int | None = None,
     tokenizer: str | None = None,
     limit: int | None = None,
     device: str | None = None,
@@ -126,18 +136,20 @@ def quantize(
     int8: bool = False,
     json: bool = False,
 ) -> None:
-    """What quantization costs a checkpoint. Example: outeffhop quantize RUN/checkpoint --data builtin:text
+    """What quantization costs a checkpoint.
+
+    Example: outeffhop quantize RUN --out RUN
 
     Args:
-        checkpoint: folder of a saved model.
-        data: as for `outeffhop data`; calibrates on train, measures on validation.
+        checkpoint: folder of a run, or of a saved model.
+        data: as for `outeffhop data`, by default the run's; calibrates on train, measures on validation.
         bits: of weights and activations.
         scheme: the paper's W8A8, Linear inputs and weights alone, and two rivals.
         range: how activations get theirs; by default running min-max, or as the scheme needs it.
         calibration_batches: drawn anew for each seed.
         batch_size: of calibration and measurement.
         seeds: how many calibration draws.
-        length: text: tokens of a sample.
+        length: text: tokens of a sample; by default the run's, or 128.
         tokenizer: its folder, where the checkpoint has none.
         limit: measure on this many batches; all if left out.
         device: cuda if there is one, else cpu.
@@ -170,28 +182,147 @@ def quantize(
             show_int8(out)
 
 
+def evaluate(
+    checkpoint: Annotated[str, tyro.conf.Positional],
+    data: str | None = None,
+    split: Literal["train", "validation", "test"] = "validation",
+    batch_size: int = 32,
+    limit: int | None = None,
+    length: int | None = None,
+    tokenizer: str | None = None,
+    device: str | None = None,
+    out: Path | None = None,
+    json: bool = False,
+) -> None:
+    """A checkpoint's metric on data.
+
+    Example: outeffhop evaluate RUN --split test
+
+    Args:
+        checkpoint: folder of a run, or of a saved model.
+        data: as for `outeffhop data`, by default the run's.
+        split: which part of it.
+        batch_size: samples of a batch.
+        limit: measure on this many batches; all if left out.
+        length: text: tokens of a sample; by default the run's, or 128.
+        tokenizer: its folder, where the checkpoint has none.
+        device: cuda if there is one, else cpu.
+        out: folder to write evaluation.json into.
+        json: print JSON instead of a table.
+    """
+    from outeffhop.cli.evaluate import run, show
+
+    result = run(
+        checkpoint,
+        data,
+        split=split,
+        batch_size=batch_size,
+        limit=limit,
+        length=length,
+        tokenizer=tokenizer,
+        device=device,
+        out=out,
+    )
+    show(result, as_json=json)
+
+
+def resume(run: Annotated[Path, tyro.conf.Positional], json: bool = False) -> None:
+    """Go on with an interrupted run.
+
+    Example: outeffhop resume runs/a
+
+    Args:
+        run: its folder.
+        json: print JSON instead of tables.
+    """
+    from outeffhop.cli.train import resume as go_on
+
+    go_on(run, json)
+
+
+def runs(folder: Annotated[Path, tyro.conf.Positional] = Path("runs"), json: bool = False) -> None:
+    """The runs under a folder, with their metrics.
+
+    Example: outeffhop runs runs
+
+    Args:
+        folder: where to look.
+        json: print JSON instead of a table.
+    """
+    from outeffhop.cli.runs import show
+
+    show(folder, as_json=json)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] in (["-h"], ["--help"]):
+        print(_overview())
+        return 0
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {
-                "doctor": doctor,
-                "methods": methods,
-                "presets": presets,
-                "data": data,
-                "outliers": outliers,
-                "quantize": quantize,
-            },
+            {**_COMMANDS, "train": _train(given)},
             prog="outeffhop",
-            description="Transformers free of activation outliers. Start with: outeffhop doctor",
-            args=arguments,
+            args=["--help" if word == "--help-all" else word for word in given],
         )
     except ValueError as error:
         print_error(error)
         return 2
+    except (OSError, RuntimeError) as error:
+        print_error(error)
+        return 1
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def train() -> None:
+    """Train a model.
+
+    Example: outeffhop train --model opt --method outeffhop --data builtin:text --out runs/a
+    """
+
+
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "train": train,
+    "resume": resume,
+    "runs": runs,
+    "evaluate": evaluate,
+    "outliers": outliers,
+    "quantize": quantize,
+    "data": data,
+    "methods": methods,
+    "presets": presets,
+    "doctor": doctor,
+}
+
+
+def _train(given: list[str]) -> Callable[..., None]:
+    """The command as the arguments call for it: its defaults are those of the file given by ``--config``."""
+    if given[:1] != ["train"]:
+        return train
+    from outeffhop.cli.train import command, help_page
+
+    if {"-h", "--help"} & set(given):
+        print(help_page())
+        sys.exit(0)
+    return command(given)
+
+
+def _overview() -> str:
+    lines = [f"  {name:10}{(f.__doc__ or '').splitlines()[0]}" for name, f in _COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: outeffhop COMMAND [--help]",
+            "",
+            "Transformers free of activation outliers. Example: outeffhop doctor",
+            "",
+            *lines,
+            "",
+            "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",
+        ]
+    )
 
 
 if __name__ == "__main__":

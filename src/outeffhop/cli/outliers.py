@@ -26,25 +26,26 @@ _SHOWN = 10
 
 def run(
     checkpoint: str,
-    data: str,
+    data: str | None,
     out: Path,
     *,
     tensors: str | Sequence[str],
     count: int,
     batch_size: int,
-    length: int,
+    length: int | None,
     tokenizer: str | None,
     device: str | None,
 ) -> OutlierReport:
     """Measures, and writes ``outliers.json`` and ``outliers.html`` once everything is done."""
     for name, value in {"batches": count, "batch-size": batch_size, "length": length}.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise ValueError(f"{name}={value}: at least 1 is needed")
     if out.exists() and not out.is_dir():
         raise ValueError(f"out={str(out)!r} is a file: the name of a folder is needed")
     logging.disable_progress_bar()  # of loading, which is over in a moment
-    model = load(checkpoint, device)
-    prepared, has_task = prepared_for(model, checkpoint, data, length, tokenizer)
+    model, source = load(checkpoint, device, data, length)
+    data = source.data
+    prepared, has_task = prepared_for(model, source, tokenizer)
     if not len(prepared.validation):
         raise ValueError(f"data={data!r} has no samples to measure on")
     total = min(count, -(-len(prepared.validation) // batch_size))

@@ -30,13 +30,13 @@ _SHOWN = 10
 
 def run(
     checkpoint: str,
-    data: str,
+    data: str | None,
     scheme: Scheme,
     *,
     calibration_batches: int,
     batch_size: int,
     seeds: int,
-    length: int,
+    length: int | None,
     tokenizer: str | None,
     limit: int | None,
     device: str | None,
@@ -49,14 +49,14 @@ def run(
     """
     counts = {"calibration-batches": calibration_batches, "batch-size": batch_size, "seeds": seeds, "length": length}
     for name, value in counts.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise ValueError(f"{name}={value}: at least 1 is needed")
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"out={str(out)!r} is a file: the name of a folder is needed")
     if int8:
         _check_int8(out)
-    model = load(checkpoint, device)
-    prepared, has_task = prepared_for(model, checkpoint, data, length, tokenizer)
+    model, source = load(checkpoint, device, data, length)
+    prepared, has_task = prepared_for(model, source, tokenizer)
     keep = dict if has_task else without_labels
 
     def draw(seed: int) -> list[Batch]:

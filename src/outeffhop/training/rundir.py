@@ -19,9 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from outeffhop.outliers.saving import to_plain, write_whole
 from outeffhop.training.config import RunConfig, from_yaml, to_yaml
 
-__all__ = ["RunFolder", "write_atomically"]
+__all__ = ["RunFolder"]
 
 _MANIFEST = "manifest.json"
 
@@ -61,7 +62,7 @@ class RunFolder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"out={str(self.path)!r} cannot be made: {error.strerror}") from None
-        write_atomically(self.config_file, to_yaml(config))
+        write_whole(self.config_file, to_yaml(config))
 
     def config(self) -> RunConfig:
         if not self.exists:
@@ -133,7 +134,7 @@ class RunFolder:
 
     def clean(self) -> None:
         """Removes what a killed process left half written."""
-        for partial in [*self.checkpoints.glob(".partial-*"), *self.path.glob(".tmp-*")]:
+        for partial in [*self.checkpoints.glob(".partial-*"), *self.path.glob(".*tmp*")]:
             shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
 
     def _by_step(self) -> list[Path]:
@@ -155,23 +156,15 @@ class RunFolder:
 
     def append(self, line: dict[str, Any]) -> None:
         with open(self.metrics_file, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(to_plain(line)) + "\n")
 
     def forget_after(self, step: int) -> None:
         """Drops the metrics of steps that will be taken again."""
         lines = [line for line in self.metrics() if line.get("step", 0) <= step]
-        write_atomically(self.metrics_file, "".join(json.dumps(line) + "\n" for line in lines))
+        write_whole(self.metrics_file, "".join(json.dumps(line) + "\n" for line in lines))
 
     def write_json(self, name: str, value: Any) -> None:
-        write_atomically(self.path / name, json.dumps(value, indent=1) + "\n")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The whole text or nothing, whenever the process is killed."""
-    side = path.with_name(f".tmp-{path.name}")
-    side.write_text(text, encoding="utf-8")
-    _sync(side)
-    os.replace(side, path)
+        write_whole(self.path / name, json.dumps(to_plain(value), indent=1) + "\n")
 
 
 def _damage(checkpoint: Path) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -249,7 +248,7 @@ class RunTrainer(Trainer):
     def note(self, line: dict[str, Any]) -> None:
         """A line of metrics.jsonl."""
         if self.is_world_process_zero():
-            self.folder.append({"step": self.state.global_step, **_json_able(line)})
+            self.folder.append({"step": self.state.global_step, **line})
 
     # checkpoints
 
@@ -342,12 +341,3 @@ def _inner(optimizer: Any) -> torch.optim.Optimizer:
 
 def _groups(optimizer: Any) -> int:
     return len(_inner(optimizer).param_groups)
-
-
-def _json_able(value: Any) -> Any:
-    """Numbers that JSON has no form for become null."""
-    if isinstance(value, dict):
-        return {k: _json_able(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_able(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,63 @@
+"""``outeffhop evaluate``: a checkpoint's metric on data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from outeffhop.cli.checkpoint_data import load, prepared_for
+from outeffhop.cli.console import print_json, print_table
+from outeffhop.data import batches
+from outeffhop.models import model_summary
+from outeffhop.outliers.saving import to_plain, write_whole
+from outeffhop.quantization.metrics import metric_for
+
+__all__ = ["run", "show"]
+
+
+def run(
+    checkpoint: str,
+    data: str | None,
+    *,
+    split: str,
+    batch_size: int,
+    limit: int | None,
+    length: int | None,
+    tokenizer: str | None,
+    device: str | None,
+    out: Path | None,
+) -> dict[str, Any]:
+    """The task's metrics of a checkpoint on one split; written to ``out/evaluation.json`` where it is given."""
+    if batch_size < 1:
+        raise ValueError(f"batch-size={batch_size}: at least 1 is needed")
+    model, source = load(checkpoint, device, data, length)
+    prepared, has_task = prepared_for(model, source, tokenizer)
+    if not has_task:
+        raise ValueError(f"{type(model).__name__} has no head, hence no metric: `outeffhop outliers` serves it")
+    samples = getattr(prepared, split)
+    found = metric_for(prepared.task)(model, batches(samples, prepared.eval_collate, batch_size, limit=limit))
+    summary = model_summary(model)
+    result = {
+        "checkpoint": checkpoint,
+        "model": summary.model,
+        "method": summary.method,
+        "data": source.data,
+        "split": split,
+        "samples": len(samples) if limit is None else min(len(samples), limit * batch_size),
+        "metrics": found,
+    }
+    if out is not None:
+        import json
+
+        write_whole(out / "evaluation.json", json.dumps(to_plain(result), indent=1) + "\n")
+    return result
+
+
+def show(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(to_plain(result))
+        return
+    title = (
+        f"{result['model']} ({result['method']}) on {result['data']}, {result['split']}, {result['samples']} samples"
+    )
+    print_table(title, ("metric", "value"), [(k, f"{v:.6g}") for k, v in result["metrics"].items()])

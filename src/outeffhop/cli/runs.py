@@ -1,0 +1,91 @@
+"""``outeffhop runs``: the runs under a folder, with their metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from outeffhop.cli.console import print_json, print_table
+from outeffhop.training import RunFolder
+
+__all__ = ["describe", "show"]
+
+
+def describe(root: Path) -> list[dict[str, Any]]:
+    """Every run at or below a folder, in the order of their names."""
+    if not root.is_dir():
+        raise ValueError(f"folder={str(root)!r} is no folder")
+    return [_describe(RunFolder(p.parent), root) for p in sorted(root.rglob("config.yaml"))]
+
+
+def _describe(folder: RunFolder, root: Path) -> dict[str, Any]:
+    try:
+        config = folder.config()
+    except ValueError as error:  # the others can still be shown
+        return {"run": str(folder.path), "state": f"unreadable: {error}"}
+    lines = folder.metrics()
+    metrics: dict[str, Any] = {}
+    for line in lines:
+        metrics.update(
+            {k: v for k, v in line.items() if k.startswith("eval_") or k in ("max_inf_norm", "avg_kurtosis")}
+        )
+    for name in ("result.json", "quantization.json"):
+        file = folder.path / name
+        if file.is_file():
+            metrics[name.removesuffix(".json")] = json.loads(file.read_text())
+    step = max((line.get("step", 0) for line in lines), default=0)
+    return {
+        "run": str(folder.path.relative_to(root)) if folder.path != root else str(root),
+        "model": config.model,
+        "preset": config.preset,
+        "method": config.method,
+        "data": config.data,
+        "seed": config.train.seed,
+        "step": step,
+        "steps": config.train.max_steps,
+        "state": "finished" if folder.finished else "unfinished",
+        "metrics": metrics,
+    }
+
+
+def show(root: Path, as_json: bool) -> None:
+    runs = describe(root)
+    if as_json:
+        print_json(runs)
+        return
+    if not runs:
+        print(f"no runs in {root}; begin one with: outeffhop train --data builtin:text --out {root}/a")
+        return
+    print_table(
+        f"Runs in {root}",
+        ("run", "model", "method", "seed", "step", "state", "metric", "max inf norm", "avg kurtosis", "quantized"),
+        [_row(run) for run in runs],
+    )
+
+
+def _row(run: dict[str, Any]) -> list[str]:
+    if "model" not in run:
+        return [run["run"], "", "", "", "", run["state"], "", "", "", ""]
+    found = run["metrics"]
+    chief = [(k, found[k]) for k in ("eval_perplexity", "eval_accuracy", "eval_mse") if k in found]
+    quantized = ""
+    if "quantization" in found:
+        name, values = next(iter(found["quantization"]["quantized"].items()))
+        quantized = f"{name} {sum(values) / len(values):.4g} ({found['quantization']['scheme']})"
+    return [
+        run["run"],
+        f"{run['model']} {run['preset']}",
+        run["method"],
+        str(run["seed"]),
+        f"{run['step']}/{run['steps']}",
+        run["state"],
+        "".join(f"{k.removeprefix('eval_')} {v:.4g}" for k, v in chief),
+        _number(found.get("max_inf_norm")),
+        _number(found.get("avg_kurtosis")),
+        quantized,
+    ]
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value or "")
