@@ -17,7 +17,7 @@ from outeffhop.models.inspection import inspecting
 from outeffhop.models.persistence import method_of
 from outeffhop.outliers.accumulate import TensorSums
 from outeffhop.outliers.heads import HeadSums, Tokens
-from outeffhop.outliers.metrics import BatchStats, batch_stats
+from outeffhop.outliers.metrics import BatchStats, Scratch, batch_stats
 from outeffhop.outliers.report import OutlierReport
 from outeffhop.outliers.tensors import Pick, pick
 
@@ -92,6 +92,7 @@ class _Collector:
         self.tensors = {p.name: TensorSums(keep) for p in picks}
         self.heads: dict[str, HeadSums] = {}
         self._tokens = Tokens(0)
+        self._scratch = Scratch()
         self._last: tuple[Tensor, int, BatchStats] | None = None
 
     def run(
@@ -133,7 +134,7 @@ class _Collector:
             shaped = _as_samples(x, self._tokens)
             if shaped is None:
                 return
-            self._last = x, x._version, batch_stats(*shaped)
+            self._last = x, x._version, batch_stats(*shaped, self._scratch)
         self.tensors[name].add(self._last[2], self.samples)
 
     def _watch(self, name: str, call: Call, lse: Tensor | None, weights: Tensor | None) -> None:

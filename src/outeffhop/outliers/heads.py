@@ -20,6 +20,8 @@ __all__ = ["HeadSums", "Tokens"]
 
 # Scores held at a time: some megabytes, which stay in a cache.
 _AT_A_TIME = 2**21
+# Queries of a causal call taken together.
+_QUERIES = 128
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,10 @@ class HeadSums:
         self.knows_special = True
 
     def add(self, call: Call, lse: Tensor | None, weights: Tensor | None, tokens: Tokens) -> None:
-        for rows, masses in _masses(call, lse, weights, tokens):
+        for rows, queries, masses in _masses(call, lse, weights, tokens):
             n, lq = masses.shape[1], masses.shape[3]
             counts = _fitting(tokens.real, call, -2)
-            counts = torch.ones(n, lq, dtype=torch.bool) if counts is None else counts[rows].cpu()
+            counts = torch.ones(n, lq, dtype=torch.bool) if counts is None else counts[rows, queries].cpu()
             # padding's queries may hold anything, nan too
             kept = torch.where(counts[:, None], masses.cpu().double(), 0.0).sum((1, 3))  # [4, H]
             self.sums = kept if self.sums is None else self.sums + kept
@@ -85,8 +87,10 @@ def _fitting(of_tokens: Tensor | None, call: Call, dim: int) -> Tensor | None:
     return of_tokens if fits else None
 
 
-def _masses(call: Call, lse: Tensor | None, weights: Tensor | None, tokens: Tokens) -> Iterator[tuple[slice, Tensor]]:
-    """Some samples' [4, n, H, Lq]: mass on the first token, on special tokens, on nothing, the largest probability."""
+def _masses(
+    call: Call, lse: Tensor | None, weights: Tensor | None, tokens: Tokens
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Some samples' and queries' [4, n, H, q]: mass on the first token, on special ones, on nothing, the largest."""
     query, key = call.query.flatten(0, -4), call.key.flatten(0, -4)  # [N, H, Lq, D], [N, G, Lk, D]
     n, heads, lq, lk = *query.shape[:3], key.shape[2]
     real, special = _fitting(tokens.real, call, -1), _fitting(tokens.special, call, -1)
@@ -99,24 +103,41 @@ def _masses(call: Call, lse: Tensor | None, weights: Tensor | None, tokens: Toke
         rows = slice(start, start + step)
         if weights is not None:
             p = weights[rows].float() if weights.dtype != torch.float64 else weights[rows]
-            no_op, largest = 1 - p.sum(-1), p.amax(-1)
             column = p.take_along_dim(first[rows, None, None, None], -1).squeeze(-1)
-            marked = [p[i][..., chosen] for i, chosen in _marked(special, rows)]
-        else:
-            s = _scores(call, query[rows], key[rows], rows)
-            at = lse.flatten(0, -3)[rows].to(s.dtype)  # type: ignore[union-attr]  # [n, H, Lq]
-            no_op, largest = _no_op(call, at), (s.amax(-1) - at).exp().clamp(max=1)
+            marked = [p[i][..., chosen].sum(-1) for i, chosen in _marked(special, rows, lk)]
+            yield rows, slice(0, lq), _stacked(column, marked, 1 - p.sum(-1), p.amax(-1))
+            continue
+        for queries, keys in _blocks(call, lq, lk):
+            s = _scores(call, query[rows, :, queries], key[rows, :, :keys], rows, queries)
+            at = lse.flatten(0, -3)[rows, :, queries].to(s.dtype)  # type: ignore[union-attr]  # [n, H, q]
             column = (s.take_along_dim(first[rows, None, None, None], -1).squeeze(-1) - at).exp()
-            marked = [(s[i][..., chosen] - at[i][..., None]).exp() for i, chosen in _marked(special, rows)]
+            marked = [
+                (s[i][..., chosen] - at[i][..., None]).exp().sum(-1) for i, chosen in _marked(special, rows, keys)
+            ]
+            largest = (s.amax(-1) - at).exp().clamp(max=1)
             empty = at.isneginf()  # softmax of no key at all: weights 0
             column, largest = column.masked_fill(empty, 0), largest.masked_fill(empty, 0)
-        on_special = torch.stack([m.sum(-1) for m in marked]) if marked else torch.zeros_like(column)
-        yield rows, torch.stack([column, on_special, no_op, largest])
+            yield rows, queries, _stacked(column, marked, _no_op(call, at), largest)
 
 
-def _marked(special: Tensor | None, rows: slice) -> list[tuple[int, Tensor]]:
-    """Each sample of these rows with the places of its special tokens: they are few."""
-    return [] if special is None else [(i, row.nonzero()[:, 0]) for i, row in enumerate(special[rows])]
+def _blocks(call: Call, lq: int, lk: int) -> Iterator[tuple[slice, int]]:
+    """Queries with how many keys they may see: under a causal mask the early ones see few."""
+    if not call.is_causal or call.mask is not None:
+        yield slice(0, lq), lk
+        return
+    for start in range(0, lq, _QUERIES):
+        end = min(start + _QUERIES, lq)
+        yield slice(start, end), min(end, lk)
+
+
+def _stacked(column: Tensor, marked: list[Tensor], no_op: Tensor, largest: Tensor) -> Tensor:
+    on_special = torch.stack(marked) if marked else torch.zeros_like(column)
+    return torch.stack([column, on_special, no_op, largest])
+
+
+def _marked(special: Tensor | None, rows: slice, keys: int) -> list[tuple[int, Tensor]]:
+    """Each sample of these rows with the places of its special tokens among the first keys: they are few."""
+    return [] if special is None else [(i, row[:keys].nonzero()[:, 0]) for i, row in enumerate(special[rows])]
 
 
 def _no_op(call: Call, lse: Tensor) -> Tensor:
@@ -125,8 +146,8 @@ def _no_op(call: Call, lse: Tensor) -> Tensor:
     return torch.where(lse.isneginf(), 1.0, (sink - lse).exp())
 
 
-def _scores(call: Call, query: Tensor, key: Tensor, rows: slice) -> Tensor:
-    """q·kᵀ·scale with −inf at keys that take no part.  [n, H, Lq, Lk]"""
+def _scores(call: Call, query: Tensor, key: Tensor, rows: slice, queries: slice) -> Tensor:
+    """q·kᵀ·scale with −inf at keys that take no part.  [n, H, q, k]"""
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     query, key = query.to(dtype) * call.scale, key.to(dtype)
     if call.grouped:  # query heads that share a key head, side by side
@@ -139,5 +160,6 @@ def _scores(call: Call, query: Tensor, key: Tensor, rows: slice) -> Tensor:
         mask = mask[rows] if mask.dim() > 3 and mask.shape[0] > 1 else mask
         s = s.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else s.add_(mask.to(dtype))
     if call.is_causal:
-        s.masked_fill_(torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu_(1), -torch.inf)
+        later = s[..., queries.start :]  # the keys before the first of these queries are seen by all of them
+        later.masked_fill_(torch.ones(later.shape[-2:], dtype=torch.bool, device=s.device).triu_(1), -torch.inf)
     return s

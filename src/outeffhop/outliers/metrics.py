@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["SIGMAS", "BatchStats", "batch_stats"]
+__all__ = ["SIGMAS", "BatchStats", "Scratch", "batch_stats"]
 
 # A value farther than this many standard deviations from its sample's mean is an outlier.
 SIGMAS = 6.0
@@ -46,48 +47,71 @@ class BatchStats:
     outliers: Tensor
 
 
-def batch_stats(x: Tensor, counts: Tensor | None = None) -> BatchStats:
+class Scratch:
+    """Memory for intermediate tensors, kept from one activation to the next.
+
+    Fresh megabytes come from the system page by page, which costs several times what is then computed in them.
+    """
+
+    def __init__(self) -> None:
+        self._held: Tensor | None = None
+
+    def two_like(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Two tensors of x's shape, contents arbitrary, valid until the next call."""
+        held, size = self._held, x.numel()
+        if held is None or held.shape[1] < size or held.dtype != x.dtype or held.device != x.device:
+            held = self._held = torch.empty(2, size, dtype=x.dtype, device=x.device)
+        first, second = held[:, :size].reshape(2, *x.shape)
+        return first, second
+
+
+def batch_stats(x: Tensor, counts: Tensor | None = None, scratch: Scratch | None = None) -> BatchStats:
     """The numbers of one tensor.
 
     Args:
         x: [B, T, d], any floating-point dtype and device; B, T, d ≥ 1.
         counts: [B, T], bool: False leaves a token out (padding). Samples without any token are left out whole.
+        scratch: memory to work in, for one call after the other.
     """
     width = x.shape[-1]
-    sums = _token_sums(x)  # [7, B, T]
-    keep = torch.ones(x.shape[:2], dtype=torch.bool) if counts is None else counts.cpu()
-    sums = torch.where(keep, sums, 0.0)
+    # numpy from here on: these arrays are small, and torch would spend more on calls than on numbers
+    keep = np.ones(x.shape[:2], dtype=bool) if counts is None else counts.cpu().numpy()
+    sums = np.where(keep, _token_sums(x, scratch or Scratch()).numpy(), 0.0)  # [7, B, T]
     centre, s1, s2, s3, s4, low, high = sums
-    size = torch.maximum(high.abs(), low.abs())  # propagates nan
+    size = np.maximum(np.abs(high), np.abs(low))  # propagates nan
     samples = keep.any(1)
+    with np.errstate(all="ignore"):  # nan and inf in the data go their way, and are reported
+        # about the sample's mean: Σ(x − μ)⁴ = Σ over tokens of Σ(c + δ)⁴, c = x − centre, δ = centre − μ
+        number = np.maximum(width * keep.sum(1), 1).astype(np.float64)
+        mean = np.where(keep, width * centre + s1, 0.0).sum(1) / number
+        delta = centre - mean[:, None]
+        delta2 = delta * delta
+        m2 = np.where(keep, s2 + 2 * delta * s1 + width * delta2, 0.0).sum(1) / number
+        fourth = s4 + 4 * delta * s3 + 6 * delta2 * s2 + 4 * delta * delta2 * s1 + width * delta2 * delta2
+        m4 = np.where(keep, fourth, 0.0).sum(1) / number
+        constant = np.where(keep, high, -np.inf).max(1) == np.where(keep, low, np.inf).min(1)
+        kurtosis = np.where(constant, np.nan, m4 / (m2 * m2))
 
-    # about the sample's mean: Σ(x − μ)⁴ = Σ over tokens of Σ(c + δ)⁴, c = x − centre, δ = centre − μ
-    number = (width * keep.sum(1)).clamp(min=1).double()
-    mean = torch.where(keep, width * centre + s1, 0.0).sum(1) / number
-    delta = centre - mean[:, None]
-    m2 = torch.where(keep, s2 + 2 * delta * s1 + width * delta**2, 0.0).sum(1) / number
-    fourth = s4 + 4 * delta * s3 + 6 * delta**2 * s2 + 4 * delta**3 * s1 + width * delta**4
-    m4 = torch.where(keep, fourth, 0.0).sum(1) / number
-    constant = high.masked_fill(~keep, -torch.inf).amax(1) == low.masked_fill(~keep, torch.inf).amin(1)
-    kurtosis = torch.where(constant, torch.nan, m4 / m2**2)
+        # about the token's own mean
+        e, t2, t3, t4 = s1 / width, s2 / width, s3 / width, s4 / width
+        e2 = e * e
+        variance = t2 - e2
+        token = (t4 - 4 * e * t3 + 6 * e2 * t2 - 3 * e2 * e2) / (variance * variance)
+        token = np.where(high == low, np.nan, token)
 
-    # about the token's own mean
-    e, t2, t3, t4 = s1 / width, s2 / width, s3 / width, s4 / width
-    token = (t4 - 4 * e * t3 + 6 * e**2 * t2 - 3 * e**4) / (t2 - e**2) ** 2
-    token = torch.where(high == low, torch.nan, token)
-
+        distance = SIGMAS * np.sqrt(m2)
+        far = (high - mean[:, None] > distance[:, None]) | (mean[:, None] - low > distance[:, None])
     non_finite = 0
-    if not size.isfinite().all():
+    if not np.isfinite(size).all():
         bad = ~x.isfinite()
         non_finite = int((bad if counts is None else bad & counts.to(x.device)[..., None]).sum())
-    sigma = m2.sqrt()[:, None]
-    reach = keep & ((high - mean[:, None] > SIGMAS * sigma) | (mean[:, None] - low > SIGMAS * sigma))
-    where, outliers = _beyond(x, reach, mean, SIGMAS * sigma[:, 0])
+    reach = keep & far
+    where, outliers = _beyond(x, *(torch.from_numpy(t) for t in (reach, mean, distance)))
     return BatchStats(
-        inf_norm=size.amax(1)[samples],
-        kurtosis=kurtosis[samples],
-        token_inf_norm=size[keep],
-        token_kurtosis=token[keep],
+        inf_norm=torch.from_numpy(size.max(1)[samples]),
+        kurtosis=torch.from_numpy(kurtosis[samples]),
+        token_inf_norm=torch.from_numpy(size[keep]),
+        token_kurtosis=torch.from_numpy(token[keep]),
         values=width * int(keep.sum()),
         non_finite=non_finite,
         width=width,
@@ -96,7 +120,7 @@ def batch_stats(x: Tensor, counts: Tensor | None = None) -> BatchStats:
     )
 
 
-def _token_sums(x: Tensor) -> Tensor:
+def _token_sums(x: Tensor, scratch: Scratch) -> Tensor:
     """Of each token: a point near its mean, Σc, Σc², Σc³, Σc⁴ about it, min and max.  [7, B, T], float64, CPU"""
     if x.dtype != torch.float64:
         x = x.float()
@@ -104,8 +128,9 @@ def _token_sums(x: Tensor) -> Tensor:
     # in units of the largest distance, or the fourth power of a float32 would overflow at 10⁹ and vanish at 10⁻⁹
     unit = torch.maximum(high - centre, centre - low)
     unit = torch.where(unit == 0, 1.0, unit)
-    c = x.sub(centre[..., None]).div_(unit[..., None])
-    square = c * c
+    c, square = scratch.two_like(x)
+    torch.sub(x, centre[..., None], out=c).div_(unit[..., None])
+    torch.mul(c, c, out=square)
     sums = [c.sum(-1), square.sum(-1), torch.linalg.vecdot(square, c), torch.linalg.vecdot(square, square)]
     small = torch.stack([centre, *sums, low, high, unit]).cpu().double()
     small[1:5] *= small[7] ** torch.arange(1, 5)[:, None, None]
