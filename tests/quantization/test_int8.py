@@ -270,10 +270,19 @@ def test_bad_input_is_named(change, arguments, message, tmp_path):
 
 
 @installed
+def test_a_batch_without_a_mask_is_a_batch_without_padding(bert):
+    _, exported, (batch, *_) = bert
+    ids = batch["input_ids"]
+    whole = exported.run({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    assert exported.run({"input_ids": ids}).equal(whole)
+    assert not exported.run({**batch, "attention_mask": torch.ones_like(ids).tril()[: len(ids)]}).equal(whole)
+
+
+@installed
 def test_bad_runs_are_named(bert, tmp_path):
     _, exported, (batch, *_) = bert
     with pytest.raises(ValueError, match="this export takes"):
-        exported.run({"input_ids": batch["input_ids"]})
+        exported.run({"pixel_values": torch.zeros(1, 3, 8, 8)})
     with pytest.raises(ValueError, match="precision='int4' is unknown"):
         exported.run(batch, "int4")
     with pytest.raises(ValueError, match="holds no export"):

@@ -63,7 +63,6 @@ class MaskedBatch:
         masked = np.where(chosen & (action >= 0.8) & (action < 0.9), self.ordinary[drawn], masked)
         return {
             "input_ids": torch.from_numpy(masked),
-            "attention_mask": torch.ones(masked.shape, dtype=torch.int64),
             "labels": torch.from_numpy(labels),
         }
 

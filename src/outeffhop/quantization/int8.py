@@ -116,10 +116,11 @@ class Int8Model:
         Args:
             precision: "int8", or "fp32" for the export before quantization.
         """
-        missing = [name for name in self.about["inputs"] if name not in batch]
+        given = inputs_of(batch)
+        missing = [name for name in self.about["inputs"] if name not in given]
         if missing:
             raise ValueError(f"batch has {sorted(batch)}, but this export takes {self.about['inputs']}")
-        inputs = {name: batch[name].detach().cpu().numpy() for name in self.about["inputs"]}
+        inputs = {name: given[name].detach().cpu().numpy() for name in self.about["inputs"]}
         return torch.from_numpy(self.compiled(precision)(inputs)[0])
 
     def as_module(self, precision: str = "int8") -> nn.Module:

@@ -49,8 +49,11 @@ def require() -> tuple[Any, Any]:
 
 
 def inputs_of(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What of a batch the model computes from; targets are left out."""
-    return {name: tensor for name, tensor in batch.items() if name not in _TARGETS}
+    """The batch without its targets; tokens always with a mask, so that what is exported serves padded batches."""
+    inputs = {name: tensor for name, tensor in batch.items() if name not in _TARGETS}
+    if "input_ids" in inputs and "attention_mask" not in inputs:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    return inputs
 
 
 def output_of(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from outeffhop.outliers.saving import to_plain, write_whole
 from outeffhop.quantization.int8 import Int8Model
-from outeffhop.quantization.int8_export import output_of, require
+from outeffhop.quantization.int8_export import inputs_of, output_of, require
 from outeffhop.quantization.int8_graph import Operation
 from outeffhop.quantization.metrics import Batch, Metric, metric_for
 
@@ -164,7 +164,7 @@ def measure_int8(
         versions=about["versions"],
         metric=metrics,
         sqnr_db=sqnr,
-        latency_batch={name: tuple(first[name].shape) for name in about["inputs"]},
+        latency_batch={name: tuple(tensor.shape) for name, tensor in inputs_of(first).items()},
         latency_ms=latency,
         size_bytes={precision: exported.size(precision) for precision in ("fp32", "int8")},
         operations=tuple(exported.operations()),

@@ -72,11 +72,10 @@ def estimate(config: RunConfig, prepared: Prepared) -> Estimate:
         if hasattr(model.config, "use_cache"):
             model.config.use_cache = False
         weights = {id(p.untyped_storage()) for p in model.parameters()}
-        # attention_mask, all ones, is left out: whether it is so cannot be asked of a tensor without contents
         inputs = {
             name: torch.zeros((part, *value.shape[1:]), dtype=value.dtype)
             for name, value in sample.items()
-            if name not in ("attention_mask", "soft_labels")
+            if name != "soft_labels"
         }
         counter = FlopCounterMode(display=False)
         with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
