@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from outeffhop.data import TASKS, Prepared, prepare, task_of
 from outeffhop.models.loading import load_checkpoint
 from outeffhop.training import RunFolder
 
-__all__ = ["Source", "load", "prepared_for", "without_labels"]
+__all__ = ["Source", "check", "load", "prepared_for", "without_labels"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,15 @@ class Source:
     samples: dict[str, Any]
 
 
+def check(out: Path | None, **counts: int | None) -> None:
+    """What would fail in the end is said in the beginning: counts below 1, a file where a folder is to be."""
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name.replace('_', '-')}={value}: at least 1 is needed")
+    if out is not None and out.exists() and not out.is_dir():
+        raise ValueError(f"out={str(out)!r} is a file: the name of a folder is needed")
+
+
 def load(checkpoint: str, device: str | None, data: str | None, length: int | None) -> tuple[PreTrainedModel, Source]:
     """The model, on the device named or on a GPU where there is one; and its data, by default those of its run."""
     run, samples = RunFolder(checkpoint), {}
@@ -42,10 +52,13 @@ def load(checkpoint: str, device: str | None, data: str | None, length: int | No
             raise ValueError(f"the run in {checkpoint!r} has no checkpoint yet")
         checkpoint, data = str(last), data or config.data
         samples = {"length": config.samples.length, "cache_dir": config.samples.cache_dir}
+    if not Path(checkpoint).is_dir():
+        raise ValueError(f"checkpoint {checkpoint!r} is not a folder: one of a run or of a saved model is needed")
     if data is None:
         raise ValueError(f"data is missing: {checkpoint!r} is no run that would name its own; for one: builtin:text")
     if length is not None:
         samples["length"] = length
+    logging.disable_progress_bar()  # of loading, which is over in a moment
     model: Any = load_checkpoint(checkpoint)
     try:
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from outeffhop.cli.checkpoint_data import load, prepared_for
+from outeffhop.cli.checkpoint_data import check, load, prepared_for
 from outeffhop.cli.console import print_json, print_table
 from outeffhop.data import batches
 from outeffhop.models import model_summary
@@ -13,6 +14,8 @@ from outeffhop.outliers.saving import to_plain, write_whole
 from outeffhop.quantization.metrics import metric_for
 
 __all__ = ["run", "show"]
+
+_FILE = "evaluation.json"
 
 
 def run(
@@ -28,8 +31,7 @@ def run(
     out: Path | None,
 ) -> dict[str, Any]:
     """The task's metrics of a checkpoint on one split; written to ``out/evaluation.json`` where it is given."""
-    if batch_size < 1:
-        raise ValueError(f"batch-size={batch_size}: at least 1 is needed")
+    check(out, batch_size=batch_size, limit=limit, length=length)
     model, source = load(checkpoint, device, data, length)
     prepared, has_task = prepared_for(model, source, tokenizer)
     if not has_task:
@@ -47,13 +49,11 @@ def run(
         "metrics": found,
     }
     if out is not None:
-        import json
-
-        write_whole(out / "evaluation.json", json.dumps(to_plain(result), indent=1) + "\n")
+        write_whole(out / _FILE, json.dumps(to_plain(result), indent=1) + "\n")
     return result
 
 
-def show(result: dict[str, Any], as_json: bool) -> None:
+def show(result: dict[str, Any], out: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(to_plain(result))
         return
@@ -61,3 +61,5 @@ def show(result: dict[str, Any], as_json: bool) -> None:
         f"{result['model']} ({result['method']}) on {result['data']}, {result['split']}, {result['samples']} samples"
     )
     print_table(title, ("metric", "value"), [(k, f"{v:.6g}") for k, v in result["metrics"].items()])
+    if out is not None:
+        print(f"written to {out / _FILE}")

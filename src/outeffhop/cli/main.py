@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from outeffhop.cli.console import print_error
 
 __all__ = ["main"]
+
+_Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 
 
 def doctor(json: bool = False) -> None:
@@ -76,7 +79,7 @@ def data(
 
 
 def outliers(
-    checkpoint: Annotated[str, tyro.conf.Positional],
+    checkpoint: _Folder,
     out: Path,
     data: str | None = None,
     tensors: Literal["paper", "all"] = "paper",
@@ -120,7 +123,7 @@ def outliers(
 
 
 def quantize(
-    checkpoint: Annotated[str, tyro.conf.Positional],
+    checkpoint: _Folder,
     data: str | None = None,
     bits: str = "W8A8",
     scheme: Literal["paper", "linear", "per-token", "smoothquant"] = "paper",
@@ -177,13 +180,13 @@ def quantize(
     if json:
         print(report.to_json())
     else:
-        show(report)
+        show(report, out)
         if int8 and out is not None:
             show_int8(out)
 
 
 def evaluate(
-    checkpoint: Annotated[str, tyro.conf.Positional],
+    checkpoint: _Folder,
     data: str | None = None,
     split: Literal["train", "validation", "test"] = "validation",
     batch_size: int = 32,
@@ -223,10 +226,10 @@ def evaluate(
         device=device,
         out=out,
     )
-    show(result, as_json=json)
+    show(result, out, as_json=json)
 
 
-def resume(run: Annotated[Path, tyro.conf.Positional], json: bool = False) -> None:
+def resume(run: _Folder, json: bool = False) -> None:
     """Go on with an interrupted run.
 
     Example: outeffhop resume runs/a
@@ -237,10 +240,10 @@ def resume(run: Annotated[Path, tyro.conf.Positional], json: bool = False) -> No
     """
     from outeffhop.cli.train import resume as go_on
 
-    go_on(run, json)
+    go_on(Path(run), json)
 
 
-def runs(folder: Annotated[Path, tyro.conf.Positional] = Path("runs"), json: bool = False) -> None:
+def runs(folder: _Folder = "runs", json: bool = False) -> None:
     """The runs under a folder, with their metrics.
 
     Example: outeffhop runs runs
@@ -251,7 +254,7 @@ def runs(folder: Annotated[Path, tyro.conf.Positional] = Path("runs"), json: boo
     """
     from outeffhop.cli.runs import show
 
-    show(folder, as_json=json)
+    show(Path(folder), as_json=json)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -261,11 +264,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_overview())
         return 0
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            {**_COMMANDS, "train": _train(given)},
-            prog="outeffhop",
-            args=["--help" if word == "--help-all" else word for word in given],
-        )
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            tyro.extras.subcommand_cli_from_dict(
+                {**_COMMANDS, "train": _train(given)},
+                prog="outeffhop",
+                args=["--help" if word == "--help-all" else word for word in given],
+            )
     except ValueError as error:
         print_error(error)
         return 2
@@ -275,6 +280,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    print_error(f"warning: {message}")
 
 
 def train() -> None:

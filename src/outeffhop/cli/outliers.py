@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
-from transformers.utils import logging
-
-from outeffhop.cli.checkpoint_data import load, prepared_for, without_labels
-from outeffhop.cli.console import print_json, print_table
+from outeffhop.cli.checkpoint_data import check, load, prepared_for, without_labels
+from outeffhop.cli.console import print_json, print_table, progress
 from outeffhop.data import batches
 from outeffhop.outliers import OutlierReport, measure
 from outeffhop.outliers.saving import to_plain, write_whole
@@ -37,12 +31,7 @@ def run(
     device: str | None,
 ) -> OutlierReport:
     """Measures, and writes ``outliers.json`` and ``outliers.html`` once everything is done."""
-    for name, value in {"batches": count, "batch-size": batch_size, "length": length}.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value}: at least 1 is needed")
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"out={str(out)!r} is a file: the name of a folder is needed")
-    logging.disable_progress_bar()  # of loading, which is over in a moment
+    check(out, batches=count, batch_size=batch_size, length=length)
     model, source = load(checkpoint, device, data, length)
     data = source.data
     prepared, has_task = prepared_for(model, source, tokenizer)
@@ -50,13 +39,13 @@ def run(
         raise ValueError(f"data={data!r} has no samples to measure on")
     total = min(count, -(-len(prepared.validation) // batch_size))
     drawn = batches(prepared.validation, prepared.eval_collate, batch_size, limit=count)
-    with _progress(total) as tell:
+    with progress(total) as tell:
         report = measure(
             model,
             drawn if has_task else map(without_labels, drawn),
             tensors,
             special_ids=_special_ids(prepared.tokenizer),
-            progress=tell,
+            progress=lambda done: tell(f"batch {done}/{total}", done),
         )
     about = f"{Path(checkpoint).name} on {data}, validation split, {report.samples} samples; tensors: {tensors}"
     page = outlier_page(report, about)
@@ -70,19 +59,6 @@ def _special_ids(tokenizer: Any) -> list[int] | None:
         return None
     names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")
     return [i for i in (getattr(tokenizer, name, None) for name in names) if i is not None]
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, so that what is printed stays clean; lines where it is not a terminal."""
-    if not sys.stderr.isatty():
-        tenth = max(1, total // 10)
-        yield lambda done: print(f"batch {done}/{total}", file=sys.stderr) if done % tenth == 0 else None
-        return
-    columns = ("measuring", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda done: bar.update(task, completed=done)
 
 
 def show(report: OutlierReport, out: Path, as_json: bool) -> None:

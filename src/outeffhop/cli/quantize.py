@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
-from outeffhop.cli.checkpoint_data import load, prepared_for, without_labels
-from outeffhop.cli.console import print_table
+from outeffhop.cli.checkpoint_data import check, load, prepared_for, without_labels
+from outeffhop.cli.console import print_table, progress
 from outeffhop.data import batches
 from outeffhop.quantization import QuantizationReport, Scheme, evaluate
 from outeffhop.quantization.int8 import export_int8
@@ -47,12 +43,8 @@ def run(
 
     With ``int8`` the model is also exported into ``out/int8`` and measured there; that report is ``out/int8.json``.
     """
-    counts = {"calibration-batches": calibration_batches, "batch-size": batch_size, "seeds": seeds, "length": length}
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value}: at least 1 is needed")
-    if out is not None and out.exists() and not out.is_dir():
-        raise ValueError(f"out={str(out)!r} is a file: the name of a folder is needed")
+    counts = dict(calibration_batches=calibration_batches, batch_size=batch_size, seeds=seeds)
+    check(out, **counts, length=length, limit=limit)
     if int8:
         _check_int8(out)
     model, source = load(checkpoint, device, data, length)
@@ -60,14 +52,17 @@ def run(
     keep = dict if has_task else without_labels
 
     def draw(seed: int) -> list[Batch]:
-        count = min(len(prepared.train), calibration_batches * batch_size)
-        order = torch.randperm(len(prepared.train), generator=torch.Generator().manual_seed(seed))[:count]
-        parts = (order[i : i + batch_size] for i in range(0, count, batch_size))
+        size = min(len(prepared.train), calibration_batches * batch_size)
+        order = torch.randperm(len(prepared.train), generator=torch.Generator().manual_seed(seed))[:size]
+        parts = (order[i : i + batch_size] for i in range(0, size, batch_size))
         return [keep(prepared.eval_collate([prepared.train[int(j)] for j in part])) for part in parts]
 
     measured = [keep(b) for b in batches(prepared.validation, prepared.eval_collate, batch_size, limit=limit)]
-    with _progress(1 + 2 * seeds) as tell:
-        report = evaluate(model, draw, measured, scheme=scheme, seeds=seeds, progress=tell)
+    done = count()
+    with progress(1 + 2 * seeds) as tell:
+        report = evaluate(
+            model, draw, measured, scheme=scheme, seeds=seeds, progress=lambda text: tell(text, next(done))
+        )
     if out is not None:
         report.save(out / _FILE)
         if int8:
@@ -89,25 +84,15 @@ def _check_int8(out: Path | None) -> None:
         raise ValueError(str(error)) from error
 
 
-@contextmanager
-def _progress(steps: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr, so that what is printed stays clean; lines where it is not a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda text: print(text, file=sys.stderr)
-        return
-    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=steps, completed=-1)
-        yield lambda text: bar.update(task, advance=1, description=text)
-
-
-def show(report: QuantizationReport) -> None:
+def show(report: QuantizationReport, out: Path | None) -> None:
     about = f"{report.model} ({report.method}), {report.scheme}, placement {report.placement}"
     rows = [
         (name, f"{report.full[name]:.4g}", f"{report.mean(name):.4g} ± {report.std(name):.2g}")
         for name in report.quantized
     ]
-    seeds = f"{len(report.seeds)} calibration seeds of {report.calibration_batches} batches"
+    seeds = (
+        f"{_counted(len(report.seeds), 'calibration seed')} of {_counted(report.calibration_batches, 'batch', 'es')}"
+    )
     print_table(f"{about}; {seeds}", ("metric", "floating point", report.scheme.split()[0]), rows)
     worst = [
         (
@@ -122,6 +107,12 @@ def show(report: QuantizationReport) -> None:
     ]
     columns = ("tensor", "typical dB", "SQNR dB", "range", "std", "max |x| / std")
     print_table("Worst rounded (dB of the median channel or token first)", columns, worst)
+    if out is not None:
+        print(f"written to {out / _FILE}")
+
+
+def _counted(count: int, name: str, plural: str = "s") -> str:
+    return f"{count} {name}{'' if count == 1 else plural}"
 
 
 def show_int8(out: Path) -> None:

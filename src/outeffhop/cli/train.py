@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from outeffhop.cli.console import print_json, print_table
+from outeffhop.cli.console import print_error, print_json, print_table, speaks
 from outeffhop.training import Result, RunConfig, RunFolder
 from outeffhop.training import resume as resume_run
 from outeffhop.training import train as train_run
@@ -46,7 +47,8 @@ def _with_defaults(default: RunConfig) -> Callable[..., None]:
         if dry_run:
             _show_plan(run, as_json=json)
             return
-        result = train_run(run, resume=resume == "auto", quiet=json)
+        with _interruptible(run.out):
+            result = train_run(run, resume=resume == "auto", quiet=json)
         _show(result, run.out, as_json=json)
 
     return train
@@ -84,7 +86,20 @@ def resume(path: Path, json: bool) -> None:
     folder = RunFolder(path)
     if folder.finished:
         raise ValueError(f"the run in {str(path)!r} is finished: its numbers are in {folder.path / 'result.json'}")
-    _show(resume_run(path, quiet=json), str(path), as_json=json)
+    with _interruptible(str(path)):
+        result = resume_run(path, quiet=json)
+    _show(result, str(path), as_json=json)
+
+
+@contextmanager
+def _interruptible(out: str) -> Iterator[None]:
+    """An interrupted run says how to go on with it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if speaks() and RunFolder(out).exists:
+            print_error(f"interrupted; go on with: outeffhop resume {out}")
+        raise
 
 
 def _config_in(arguments: Sequence[str]) -> RunConfig:
@@ -120,6 +135,8 @@ def _show_plan(run: RunConfig, as_json: bool) -> None:
 
 
 def _show(result: Result, out: str, as_json: bool) -> None:
+    if not speaks():
+        return
     if as_json:
         print_json(dataclasses.asdict(result))
         return

@@ -140,6 +140,9 @@ def _token_sums(x: Tensor, scratch: Scratch) -> Tensor:
 def _beyond(x: Tensor, reach: Tensor, mean: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
     """Where x is farther than ``distance`` from ``mean``, both per sample, among the tokens of ``reach``."""
     samples, tokens = reach.nonzero(as_tuple=True)
-    rows = x[samples.to(x.device), tokens.to(x.device)].cpu().double()  # [R, d]
-    row, channel = ((rows - mean[samples, None]).abs() > distance[samples, None]).nonzero(as_tuple=True)
-    return torch.stack([samples[row], tokens[row], channel]), rows[row, channel]
+    # on x's device to the end: heavy tails make many rows, of which few numbers are outliers
+    at, mean, distance = (t.to(x.device) for t in (samples, mean, distance))
+    rows = x[at, tokens.to(x.device)].double()  # [R, d]
+    row, channel = ((rows - mean[at, None]).abs() > distance[at, None]).nonzero(as_tuple=True)
+    values, row, channel = (t.cpu() for t in (rows[row, channel], row, channel))
+    return torch.stack([samples[row], tokens[row], channel]), values

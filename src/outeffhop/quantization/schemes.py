@@ -80,9 +80,9 @@ class Scheme:
         name = next((word for word in names if word not in SCHEMES), names[0])
         if name not in SCHEMES or len(bits) + len(names) > 2:
             near = [] if name in SCHEMES else get_close_matches(name, SCHEMES, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}" if near else ""
             raise ValueError(
-                f"scheme={text!r} is unknown{hint} Bits such as W8A8 and one of these are needed: {', '.join(SCHEMES)}"
+                f"scheme={text!r} is unknown{hint}. Bits such as W8A8 and one of these are needed: {', '.join(SCHEMES)}"
             )
         weights, activations = map(int, _BITS.fullmatch(bits[0]).groups())  # type: ignore[union-attr]
         return SCHEMES[name].with_bits(weights, activations)

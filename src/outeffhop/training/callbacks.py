@@ -88,7 +88,8 @@ class Interrupt(TrainerCallback):
     """Ctrl-C or SIGTERM: the step is finished, a checkpoint written, and training ends. A second one ends at once."""
 
     def __init__(self) -> None:
-        self.wanted = False
+        self.wanted = False  # by a signal to this process
+        self.ended = False  # training, for all processes
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -108,23 +109,31 @@ class Interrupt(TrainerCallback):
         self.wanted = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        wanted = self.wanted
-        if args.world_size > 1:  # all end at the same step, or some would wait for ever; asked now and then
-            if state.global_step % args.logging_steps:
-                return control
-            flag = torch.tensor(int(wanted), device=args.device)
-            dist.all_reduce(flag, dist.ReduceOp.MAX)
-            wanted = self.wanted = bool(flag)
-        if wanted:
+        # all processes end at the same step, or some would wait for ever; they ask each other now and then
+        if args.world_size == 1 or state.global_step % args.logging_steps == 0:
+            self._agree(args)
+        if self.ended:
             control.should_save = control.should_training_stop = True
         return control
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._agree(args)
+
+    def _agree(self, args: Any) -> None:
+        wanted = torch.tensor(int(self.wanted), device=args.device)
+        if args.world_size > 1:
+            dist.all_reduce(wanted, dist.ReduceOp.MAX)
+        self.ended = bool(wanted)
+
 
 class Patience(TrainerCallback):
-    """Ends training when the chief metric has not improved for some evaluations; known anew from the history."""
+    """Ends training when the chief metric has not improved for some evaluations, as its history has them."""
 
     def __init__(self, patience: int, metric: str, greater_is_better: bool) -> None:
         self.patience, self.metric, self.greater = patience, metric, greater_is_better
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        return self.on_evaluate(args, state, control)  # it may have ended before a kill
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         values = [line[self.metric] for line in state.log_history if self.metric in line]

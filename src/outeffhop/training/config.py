@@ -25,6 +25,7 @@ class DataConfig:
         length: text: tokens of a sample.
         vocab_size: text: of the tokenizer that is trained where none is given.
         tokenizer: text: folder of a tokenizer.
+        image_size: images: side they are resized to.
         augment: images: none, light or paper.
         label_smoothing: images: share of the target spread over all classes.
         in_len: series: rows given.
@@ -35,6 +36,7 @@ class DataConfig:
     length: int | None = None
     vocab_size: int | None = None
     tokenizer: str | None = None
+    image_size: int | None = None
     augment: Literal["none", "light", "paper"] | None = None
     label_smoothing: float | None = None
     in_len: int | None = None
@@ -129,7 +131,7 @@ class RunConfig:
     data: str = ""
     out: str = ""
     init: str | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, int | float | bool | str] = field(default_factory=dict)
     train: TrainConfig = TrainConfig()
     samples: DataConfig = DataConfig()
 
@@ -201,9 +203,9 @@ def _fits(value: Any, option: Any) -> Any:
     if origin is Literal:
         return value if value in typing.get_args(option) and not isinstance(value, bool) else None
     if origin is tuple:
-        size = len(typing.get_args(option))
-        numbers = isinstance(value, list | tuple) and len(value) == size and all(_is_number(v) for v in value)
-        return tuple(float(v) for v in value) if numbers else None
+        parts = [_fits(v, float) for v in value] if isinstance(value, list | tuple) else []
+        whole = len(parts) == len(typing.get_args(option)) and None not in parts
+        return tuple(parts) if whole else None
     if origin is dict or option is dict:
         return value if isinstance(value, dict) and all(isinstance(k, str) for k in value) else None
     if option is float:

@@ -7,6 +7,7 @@ of floating point operations and one of saved activations watch. Time and memory
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +64,12 @@ def estimate(config: RunConfig, prepared: Prepared) -> Estimate:
         return saved
 
     held: list[Any] = []
-    with torch.device("meta"):
-        empty = build(config, prepared.changes) if config.init is None else None
+    with nullcontext() if config.init else torch.device("meta"):  # a checkpoint's weights are read, and let go
+        empty: Any = build(config, prepared.changes)
+        empty.to("meta")
     with FakeTensorMode(allow_non_fake_inputs=True):
         # in evaluation mode: OPT asks a random number whether to drop a layer, and these tensors have no contents
-        model: Any = (build(config, {}) if empty is None else empty.to_empty(device="cpu")).eval()
+        model: Any = empty.to_empty(device="cpu").eval()
         model.tie_weights()  # which ``to_empty`` has parted
         if hasattr(model.config, "use_cache"):
             model.config.use_cache = False

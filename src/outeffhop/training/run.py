@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import platform
 import shutil
@@ -17,8 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel, TrainingArguments, set_seed
+from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.utils import logging
 
+from outeffhop import __version__
 from outeffhop.data import Prepared, prepare
 from outeffhop.models import convert, model_summary, presets
 from outeffhop.models.loading import load_checkpoint
@@ -35,7 +38,7 @@ _CHIEF = {"mlm": ("eval_loss", False), "clm": ("eval_loss", False)} | {
     "classification": ("eval_accuracy", True),
     "forecasting": ("eval_mse", False),
 }
-_PACKAGES = ("torch", "transformers", "accelerate", "outeffhop", "numpy")
+_PACKAGES = ("torch", "transformers", "accelerate", "numpy")
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,15 @@ def train(config: RunConfig, *, resume: bool = False, quiet: bool = False) -> Re
     if not config.out:
         raise ValueError("out is missing: the folder of the run")
     folder = RunFolder(config.out)
+    fresh = not (folder.exists and resume)
+    if not fresh:
+        _check_same(folder.config(), config)
+        if folder.finished:
+            return Result(**json.loads((folder.path / "result.json").read_text()))
+    elif _rank() == 0:
+        folder.check_new()
     with folder.locked() if _rank() == 0 else nullcontext():
-        if folder.exists and resume:
-            _check_same(folder.config(), config)
-        elif _rank() == 0:
-            folder.create(config)
-        return _run(config, folder, quiet)
+        return _run(config, folder, quiet, fresh)
 
 
 def resume(path: str | Path, *, quiet: bool = False) -> Result:
@@ -81,7 +87,7 @@ def resume(path: str | Path, *, quiet: bool = False) -> Result:
     folder = RunFolder(path)
     config = dataclasses.replace(folder.config(), out=str(path))
     with folder.locked() if _rank() == 0 else nullcontext():
-        return _run(config, folder, quiet)
+        return _run(config, folder, quiet, fresh=False)
 
 
 def prepare_data(config: RunConfig) -> Prepared:
@@ -102,7 +108,7 @@ def build(config: RunConfig, changes: dict[str, Any]) -> PreTrainedModel:
     return presets.build(config.model, config.preset, config.method, **{**changes, **config.changes})
 
 
-def _run(config: RunConfig, folder: RunFolder, quiet: bool) -> Result:
+def _run(config: RunConfig, folder: RunFolder, quiet: bool, fresh: bool) -> Result:
     train = config.train
     arguments = _arguments(config, folder)
     if arguments.world_size > 1 and (train.batch_size or 1) % (arguments.world_size * train.accumulate):
@@ -110,7 +116,6 @@ def _run(config: RunConfig, folder: RunFolder, quiet: bool) -> Result:
             f"train.batch_size={train.batch_size} does not divide by {arguments.world_size} processes times "
             f"train.accumulate={train.accumulate}: batch_size counts the samples of a whole step"
         )
-    main = arguments.process_index == 0
     with arguments.main_process_first(desc="data"):
         prepared = prepare_data(config)
     if len(prepared.train) < (train.batch_size or 1):
@@ -118,15 +123,16 @@ def _run(config: RunConfig, folder: RunFolder, quiet: bool) -> Result:
             f"data={config.data!r} has {len(prepared.train)} training samples, fewer than "
             f"train.batch_size={train.batch_size}: choose a smaller batch, shorter samples or more data"
         )
-    if main:
-        folder.clean()
-        folder.write_json("env.json", _environment(config, prepared, arguments))
-    last = folder.last_checkpoint()
-    if main:
-        folder.forget_after(int(last.name.split("-")[1]) if last else 0)
     logging.disable_progress_bar()  # transformers' own, for every file it writes
     set_seed(train.seed)
     model: Any = build(config, prepared.changes)
+    last = folder.last_checkpoint()
+    if arguments.process_index == 0:  # nothing is wrong with the config: the run begins
+        if fresh:
+            folder.create(config)
+        folder.clean()
+        folder.write_json("env.json", _environment(config, model, prepared, arguments))
+        folder.forget_after(json.loads((last / "progress.json").read_text())["lines"] if last else 0)
     if getattr(model.config, "use_cache", False):
         model.config.use_cache = False  # a cache serves generation, and breaks the graph of torch.compile
     if train.fsdp:
@@ -138,6 +144,9 @@ def _run(config: RunConfig, folder: RunFolder, quiet: bool) -> Result:
     callbacks: list[Any] = [journal]
     if train.patience:
         callbacks.append(Patience(train.patience, *_CHIEF[prepared.task]))
+    if train.track == "tensorboard":
+        callbacks.append(TensorBoardCallback())
+        callbacks[-1].logging_dir = str(folder.path / "track")
     with Interrupt() as interrupt:
         trainer = RunTrainer(
             model, arguments, train, prepared, folder, config.model == "opt", callbacks=[*callbacks, interrupt]
@@ -150,9 +159,10 @@ def _run(config: RunConfig, folder: RunFolder, quiet: bool) -> Result:
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
         finally:
             journal.stop()
-        if interrupt.wanted:
-            raise KeyboardInterrupt
-        trainer.check_finite()
+    if interrupt.ended:
+        raise KeyboardInterrupt
+    trainer.check_finite()
+    with folder.writing("the last model"):
         return _finish(trainer, folder, config)
 
 
@@ -206,7 +216,9 @@ def _arguments(config: RunConfig, folder: RunFolder) -> TrainingArguments:
         save_steps=train.save_steps,
         eval_strategy="steps",
         eval_steps=train.eval_steps,
-        report_to=[] if train.track == "none" else [train.track],
+        report_to=[]
+        if train.track in ("none", "tensorboard")
+        else [train.track],  # tensorboard: with its folder, above
         run_name=folder.path.name,
         torch_compile=train.compile,
         gradient_checkpointing=train.gradient_checkpointing,
@@ -218,18 +230,20 @@ def _arguments(config: RunConfig, folder: RunFolder) -> TrainingArguments:
         ddp_backend="gloo" if on_cpu and world > 1 else None,
         **precision,
     )
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folder.path / "track"))  # transformers' only way to say it
-    return TrainingArguments(**settings)
+    arguments = TrainingArguments(**settings)
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1  # or Trainer gives each GPU here a batch of its own; torchrun is the way to use them all
+    return arguments
 
 
 def _check_same(old: RunConfig, new: RunConfig) -> None:
     """A run goes on as it began, but for how often it looks and saves."""
     free = {"out", "eval_steps", "log_steps", "save_steps", "keep", "workers", "track", "cache_dir", "device"}
     a, b = _flat(to_dict(old)), _flat(to_dict(new))
-    for key in a:
-        if key.split(".")[-1] not in free and a[key] != b[key]:
+    for key in a | b:
+        if key.split(".")[-1] not in free and a.get(key) != b.get(key):
             raise ValueError(
-                f"the run in {new.out!r} was begun with {key}={a[key]!r}, not {b[key]!r}: "
+                f"the run in {new.out!r} was begun with {key}={a.get(key)!r}, not {b.get(key)!r}: "
                 "go on as it began (outeffhop resume), or choose another out"
             )
 
@@ -241,12 +255,12 @@ def _flat(values: dict[str, Any], at: str = "") -> dict[str, Any]:
     return out
 
 
-def _environment(config: RunConfig, prepared: Prepared, arguments: TrainingArguments) -> dict[str, Any]:
-    with torch.device("meta"):
-        summary = model_summary(build(dataclasses.replace(config, init=None), prepared.changes))
+def _environment(
+    config: RunConfig, model: PreTrainedModel, prepared: Prepared, arguments: TrainingArguments
+) -> dict[str, Any]:
     return {
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "packages": {name: version(name) for name in _PACKAGES},
+        "packages": {"outeffhop": __version__, **{name: version(name) for name in _PACKAGES}},
         "python": platform.python_version(),
         "device": "cpu" if arguments.use_cpu else torch.cuda.get_device_name(),
         "processor": platform.processor() or platform.machine(),
@@ -254,7 +268,7 @@ def _environment(config: RunConfig, prepared: Prepared, arguments: TrainingArgum
         "processes": arguments.world_size,
         "git": _revision(),
         "seed": config.train.seed,
-        "parameters": summary.parameters,
+        "parameters": model_summary(model).parameters,
         "data": prepared.about,
     }
 

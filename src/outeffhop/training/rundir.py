@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from outeffhop.outliers.saving import to_plain, write_whole
 from outeffhop.training.config import RunConfig, from_yaml, to_yaml
 
@@ -49,8 +51,8 @@ class RunFolder:
     def finished(self) -> bool:
         return (self.path / "result.json").is_file()
 
-    def create(self, config: RunConfig) -> None:
-        """Makes the folder with its config; a second run never overwrites a first."""
+    def check_new(self) -> None:
+        """A second run never overwrites a first, nor goes among files of another kind."""
         if self.exists:
             raise ValueError(
                 f"out={str(self.path)!r} holds a run already: choose another folder, or go on with that one "
@@ -58,6 +60,10 @@ class RunFolder:
             )
         if self.path.is_dir() and any(p.name != "run.lock" for p in self.path.iterdir()):
             raise ValueError(f"out={str(self.path)!r} is a folder with other files in it: choose a new or an empty one")
+
+    def create(self, config: RunConfig) -> None:
+        """Makes the folder with its config."""
+        self.check_new()
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -128,9 +134,23 @@ class RunFolder:
             shutil.rmtree(place)
         os.replace(side, place)
         _sync(self.checkpoints)
-        for old in self._by_step()[keep:]:
+        # later ones were damaged, or the run would have gone on from them: they must not push whole ones out
+        later = [p for p in self._by_step() if _step(p) > step]
+        for old in [*later, *self._by_step()[len(later) :][keep:]]:
             shutil.rmtree(old, ignore_errors=True)
         return place
+
+    @contextmanager
+    def writing(self, what: str) -> Iterator[None]:
+        """Within it, a full disk ends with a message that says so, and with nothing half written left behind."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:  # safetensors has an error of its own for what the system says
+            last = self.last_checkpoint()
+            whole = f"the last checkpoint, {last}, is whole" if last else "there is no checkpoint yet"
+            self.clean()
+            why = getattr(error, "strerror", None) or error
+            raise OSError(f"{what} could not be written ({why}); {whole}") from error
 
     def clean(self) -> None:
         """Removes what a killed process left half written."""
@@ -138,8 +158,8 @@ class RunFolder:
             shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
 
     def _by_step(self) -> list[Path]:
-        named = {p: p.name.removeprefix("checkpoint-") for p in self.checkpoints.glob("checkpoint-*") if p.is_dir()}
-        return sorted((p for p, step in named.items() if step.isdigit()), key=lambda p: -int(named[p]))
+        named = [p for p in self.checkpoints.glob("checkpoint-*") if p.is_dir() and p.name.split("-")[1].isdigit()]
+        return sorted(named, key=_step, reverse=True)
 
     # metrics
 
@@ -158,13 +178,17 @@ class RunFolder:
         with open(self.metrics_file, "a", encoding="utf-8") as file:
             file.write(json.dumps(to_plain(line)) + "\n")
 
-    def forget_after(self, step: int) -> None:
-        """Drops the metrics of steps that will be taken again."""
-        lines = [line for line in self.metrics() if line.get("step", 0) <= step]
+    def forget_after(self, count: int) -> None:
+        """Keeps so many lines of metrics: what was written after a checkpoint will be written again."""
+        lines = self.metrics()[:count]
         write_whole(self.metrics_file, "".join(json.dumps(line) + "\n" for line in lines))
 
     def write_json(self, name: str, value: Any) -> None:
         write_whole(self.path / name, json.dumps(to_plain(value), indent=1) + "\n")
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[1])
 
 
 def _damage(checkpoint: Path) -> str | None:

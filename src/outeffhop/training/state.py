@@ -84,10 +84,10 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: P
     for key, value in [*load_file(folder / "optimizer.safetensors").items(), *kept["numbers"].items()]:
         parameter, name = key.rsplit(_SEPARATOR, 1)
         state.setdefault(parameter, {})[name] = value
-    groups = [{k: tuple(v) if k == "betas" else v for k, v in g.items()} for g in kept["groups"]]
-    options = StateDictOptions(full_state_dict=True)
-    whole: Any = {"state": state, "param_groups": groups}
-    set_optimizer_state_dict(model, optimizer, whole, options=options)
+    whole: Any = {"state": state, "param_groups": kept["groups"]}
+    set_optimizer_state_dict(model, optimizer, whole, options=StateDictOptions(full_state_dict=True))
+    for group in optimizer.param_groups:
+        group["betas"] = tuple(group["betas"])
 
 
 def save_random_state(folder: Path, rank: int) -> None:

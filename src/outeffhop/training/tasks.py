@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from difflib import get_close_matches
 from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
 
 from outeffhop.methods import Method
 from outeffhop.models import presets
-from outeffhop.training.config import DataConfig, RunConfig, TrainConfig
+from outeffhop.training.config import DataConfig, RunConfig, TrainConfig, from_dict, to_dict
 
 __all__ = ["TASK", "resolve"]
 
@@ -52,32 +55,73 @@ _TRAIN: dict[tuple[str, str], dict[str, Any]] = {
     ("stanhop", "paper"): dict(_STANHOP, lr=1e-4, batch_size=128, max_steps=6600, **_OFTEN),
 }
 
+_AT_LEAST_ONE = (
+    "max_steps",
+    "batch_size",
+    "accumulate",
+    "eval_steps",
+    "eval_batches",
+    "log_steps",
+    "save_steps",
+    "keep",
+    "outlier_batches",
+)
+
 
 def resolve(config: RunConfig) -> RunConfig:
     """A config with no field left open, checked by name."""
+    config = from_dict(to_dict(config))  # one made in Python is held to the same types as a file
     if not config.data:
         raise ValueError("data is missing: a spec such as builtin:text, or a path (`outeffhop data` lists them)")
-    presets.config(config.model, config.preset)  # knows their names
+    sizes = _sizes(config)
     method = config.method
     chosen = presets.method_for(config.model, method) if config.init is None else Method.parse(method)
+    name = str(chosen)
+    if config.init is None and presets.method_for(config.model, name) != chosen:
+        name = f"{name}()"  # its own defaults were asked for: the bare name would be given the paper's parameters
     train = _filled(config.train, _TRAIN[config.model, config.preset])
     _check(train)
-    return dataclasses.replace(config, method=str(chosen), train=train, samples=_samples(config))
+    return dataclasses.replace(config, method=name, train=train, samples=_samples(config, sizes))
 
 
-def _samples(config: RunConfig) -> DataConfig:
-    sizes = presets.config(config.model, config.preset)
+def _sizes(config: RunConfig) -> Any:
+    """The config of the model to be trained: of its preset, or of the checkpoint it goes on from."""
+    preset: PreTrainedConfig = presets.config(config.model, config.preset)
+    for name in config.changes:
+        if not hasattr(preset, name):
+            near = get_close_matches(name, preset.to_dict(), n=1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"changes.{name} is no field of {type(preset).__name__}{hint}")
+    if config.init is None:
+        return presets.config(config.model, config.preset, **config.changes)
+    if config.changes:
+        raise ValueError(f"changes={config.changes!r} cannot be made to init={config.init!r}, whose weights have sizes")
+    try:
+        own: PreTrainedConfig = AutoConfig.from_pretrained(config.init, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"init={config.init!r} is no folder of a checkpoint: {first}") from None
+    if own.model_type != preset.model_type:
+        raise ValueError(f"init={config.init!r} holds a {own.model_type}, not model={config.model!r}")
+    return own
+
+
+def _samples(config: RunConfig, sizes: Any) -> DataConfig:
     task = TASK[config.model]
     recipe: dict[str, Any] = {}
     if task in ("mlm", "clm"):
         recipe = dict(length=min(128 if task == "mlm" else 512, sizes.max_position_embeddings))
         recipe["vocab_size"] = sizes.vocab_size
     elif task == "classification":
-        recipe = dict(augment="paper" if config.preset == "paper" else "none")
+        recipe = dict(image_size=sizes.image_size, augment="paper" if config.preset == "paper" else "none")
         recipe["label_smoothing"] = 0.1 if config.preset == "paper" else 0.0
     else:
         recipe = dict(in_len=sizes.in_len, out_len=sizes.out_len)
-    return _filled(config.samples, recipe)
+    samples = _filled(config.samples, recipe)
+    if config.init is not None and samples.length is not None and samples.length > sizes.max_position_embeddings:
+        longest = sizes.max_position_embeddings
+        raise ValueError(f"samples.length={samples.length}: init={config.init!r} has {longest} positions")
+    return samples
 
 
 def _filled(given: Any, recipe: dict[str, Any]) -> Any:
@@ -85,13 +129,18 @@ def _filled(given: Any, recipe: dict[str, Any]) -> Any:
 
 
 def _check(train: TrainConfig) -> None:
-    for name in ("max_steps", "batch_size", "accumulate", "eval_steps", "log_steps", "save_steps", "keep"):
-        if getattr(train, name) < 1:
-            raise ValueError(f"train.{name}={getattr(train, name)}: at least 1 is needed")
+    for name in _AT_LEAST_ONE:
+        value = getattr(train, name)
+        if value is not None and value < 1:
+            raise ValueError(f"train.{name}={value}: at least 1 is needed")
     for name in ("lr", "weight_decay", "clip_norm", "warmup_steps", "patience", "outlier_steps", "min_lr", "workers"):
         value = getattr(train, name)
         if not 0 <= value < float("inf"):
             raise ValueError(f"train.{name}={value}: a finite number, at least 0, is needed")
+    if train.betas is not None and not all(0 <= beta < 1 for beta in train.betas):
+        raise ValueError(f"train.betas={train.betas}: numbers from 0 to below 1 are needed")
+    if not 0 <= train.seed < 2**32:
+        raise ValueError(f"train.seed={train.seed}: a number from 0 to 2³² − 1 is needed")
     if train.batch_size is not None and train.batch_size % train.accumulate:
         raise ValueError(
             f"train.batch_size={train.batch_size} does not divide by train.accumulate={train.accumulate}: "

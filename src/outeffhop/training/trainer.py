@@ -75,7 +75,7 @@ class RunTrainer(Trainer):
     ) -> None:
         self.settings, self.prepared, self.folder, self.decay_norms = train, prepared, folder, decay_norms
         self.sampler = EpochSampler(len(prepared.train), train.batch_size or 1, train.seed)
-        self._measured = -1
+        self._measured = self._evaluated = -1  # the last steps they were done at
         self._last_report: tuple[int, Any] = (-1, None)
         self._last_metrics: tuple[int, dict[str, float]] = (-1, {})
         self._restored: dict[str, Any] | None = None
@@ -100,6 +100,9 @@ class RunTrainer(Trainer):
         return self.sampler
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True  # killed between the last checkpoint and the result
+            return
         self.sampler.set_epoch(kwargs["epoch"])
         self.prepared.set_epoch(kwargs["epoch"])
         super()._run_epoch(*args, **kwargs)
@@ -157,18 +160,24 @@ class RunTrainer(Trainer):
             raise NotFinite(self._diagnosis(step, None))
 
     def _diagnosis(self, step: int, inputs: dict[str, Tensor] | None) -> str:
-        broken = [n for n, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())]
-        tensors = f"weights not finite: {', '.join(broken[:5])}"
+        broken = self._broken_weights()
+        tensors = f"weights not finite: {', '.join(broken[:5])}" if broken else "the loss alone"
         if not broken and inputs is not None:
             report = measure(self.model, [inputs], "all", attention=False)
             names = [t.name for t in report.tensors if t.non_finite]
-            tensors = f"activations not finite, first in {', '.join(names[:3])}" if names else "the loss alone"
+            if names:
+                tensors = f"activations not finite, first in {', '.join(names[:3])}"
             bad_inputs = [n for n, v in inputs.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]
             if bad_inputs:
                 tensors = f"the data: {', '.join(bad_inputs)} is not finite"
+        return f"the loss is not finite at step {step} ({tensors}); {self._last_good()}"
+
+    def _broken_weights(self) -> list[str]:
+        return [n for n, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())]
+
+    def _last_good(self) -> str:
         last = self.folder.last_checkpoint()
-        good = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
-        return f"the loss is not finite at step {step} ({tensors}); {good}"
+        return f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
 
     # optimizer
 
@@ -204,10 +213,13 @@ class RunTrainer(Trainer):
             return self._last_report[1]
         chosen: Any = self.settings.outlier_tensors
         chosen = chosen if chosen in ("paper", "all") else [p.strip() for p in chosen.split(",")]
-        share = list(batches(self.prepared.validation, self.prepared.eval_collate, self._eval_batch()))
-        report = measure(self.model, self._own(share[: self.settings.outlier_batches]), chosen, attention=False)
+        limit = self.settings.outlier_batches
+        share = list(batches(self.prepared.validation, self.prepared.eval_collate, self._eval_batch(), limit=limit))
+        report = measure(self.model, self._own(share), chosen, attention=False)
+        self._last_report = self.state.global_step, report
+        if self._measured == self.state.global_step:  # before a kill: its line is there
+            return report
         self._measured = self.state.global_step
-        self._last_report = self._measured, report
         tensors = {t.name: [t.inf_norm, t.kurtosis] for t in report.tensors}
         found = {"max_inf_norm": report.max_inf_norm, "avg_kurtosis": report.avg_kurtosis}
         self.note({**found, "tensors": tensors})
@@ -238,6 +250,9 @@ class RunTrainer(Trainer):
             self.model.train(was_training)
         metrics = {f"eval_{name}": value for name, value in found.items()}
         self._last_metrics = self.state.global_step, metrics
+        if self._evaluated == self.state.global_step:  # before a kill: its line is there
+            return metrics
+        self._evaluated = self.state.global_step
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -254,6 +269,9 @@ class RunTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         step, main = self.state.global_step, self.is_world_process_zero()
+        broken = self._broken_weights()
+        if broken:  # a gradient that was not finite, of a loss that was
+            raise NotFinite(f"weights are not finite after step {step}: {', '.join(broken[:5])}; {self._last_good()}")
         self.store_flos()
         weights = kept.model_state(self.model)
         optimizer = kept.optimizer_state(self.model, _inner(self.optimizer))
@@ -262,7 +280,7 @@ class RunTrainer(Trainer):
             dist.all_reduce(loss)
             loss /= self.args.world_size
         side = self.folder.checkpoints / f".partial-{step}"
-        try:
+        with self.folder.writing(f"checkpoint {step}"):
             if main:
                 self.folder.side_folder(step)
             self._wait()
@@ -272,13 +290,6 @@ class RunTrainer(Trainer):
             self._wait()
             if main:
                 self.folder.accept(side, step, self.settings.keep)
-        except OSError as error:
-            last = self.folder.last_checkpoint()
-            whole = f"the last checkpoint, {last}, is whole" if last else "there is no checkpoint yet"
-            self.folder.clean()
-            raise OSError(
-                error.errno, f"checkpoint {step} could not be written ({error.strerror or error}); {whole}"
-            ) from error
         self._wait()
 
     def _write(self, side: Path, weights: Any, optimizer: dict[str, Any], loss: float) -> None:
@@ -294,6 +305,8 @@ class RunTrainer(Trainer):
             "loss_since_log": loss,
             "last_logged": self._globalstep_last_logged,
             "measured": self._measured,
+            "evaluated": self._evaluated,
+            "lines": len(self.folder.metrics()),
         }
         (side / "progress.json").write_text(json.dumps(progress))
         self.state.save_to_json(str(side / "trainer_state.json"))
@@ -317,7 +330,7 @@ class RunTrainer(Trainer):
         self.lr_scheduler.load_state_dict(
             {**self._restored["schedule"], "lr_lambdas": [None] * _groups(self.optimizer)}
         )
-        self._measured = self._restored["measured"]
+        self._measured, self._evaluated = self._restored["measured"], self._restored["evaluated"]
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         scaler = getattr(self.accelerator, "scaler", None)
