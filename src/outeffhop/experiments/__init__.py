@@ -1,0 +1,5 @@
+"""Every table and figure of the paper, one file each."""
+
+from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Verdict, run
+
+__all__ = ["Experiment", "Settings", "Cell", "Result", "Table", "Figure", "Verdict", "run"]

@@ -1,0 +1,222 @@
+"""What every table and figure of the paper is made of: cells measured one by one, and a result drawn from all.
+
+A cell is the smallest thing measured (one model, method and seed, say). It is written to a file of its own as soon
+as it is done, so an experiment that was killed goes on where it stopped, and cells run side by side where there
+is room.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from outeffhop.outliers.saving import to_plain, write_whole
+
+__all__ = ["Cell", "Experiment", "Settings", "Table", "Figure", "Verdict", "Result", "run"]
+
+Scale = Literal["tiny", "small", "paper"]
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an experiment is run.
+
+    Attributes:
+        scale: tiny (two CPU cores), small (one GPU) or paper.
+        seeds: how many.
+        out: folder; an experiment writes into one of its own name below it.
+        data: folder with the public data sets (mnist/, cifar10/, ett/, ...); None where there is none.
+        workers: cells measured at the same time.
+        device: cpu or cuda.
+        quick: cut down to seconds, to see that it runs; the numbers mean nothing.
+    """
+
+    scale: Scale = "tiny"
+    seeds: int = 3
+    out: Path = Path("results")
+    data: Path | None = None
+    workers: int = 1
+    device: str = "cpu"
+    quick: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One thing to measure.
+
+    Attributes:
+        key: names its file; letters, digits, dots and dashes.
+        values: what ``Experiment.measure`` needs to know, as JSON has it.
+    """
+
+    key: str
+    values: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns. A row's entries are text or numbers; ``better`` says which of a column's numbers is best.
+
+    Attributes:
+        better: column → "low" or "high", where best and second best are marked; within a ``group`` of rows.
+        group: the column whose equal entries make rows comparable; None compares all.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    better: Mapping[str, str] = field(default_factory=dict)
+    group: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture in the result's folder, as ``NAME.svg`` and ``NAME.png``."""
+
+    name: str
+    title: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What we saw of one of the paper's claims.
+
+    Attributes:
+        verdict: confirmed (at this scale), "not seen" or contradicted; "not measured" where a cell is missing.
+    """
+
+    claim: str
+    verdict: Literal["confirmed", "not seen", "contradicted", "not measured"]
+    numbers: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an experiment found; ``result.json``.
+
+    Attributes:
+        conditions: data, steps, sizes, seeds, hardware: what a reader must know of the numbers.
+    """
+
+    name: str
+    of: str
+    about: str
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    verdicts: Sequence[Verdict] = ()
+    conditions: Values = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(to_plain(dataclasses.asdict(self)), indent=1) + "\n"
+
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        parts: dict[str, Any] = {"tables": Table, "figures": Figure, "verdicts": Verdict}
+        made: Values = {k: [parts[k](**v) for v in value] if k in parts else value for k, value in values.items()}
+        return cls(**made)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper.
+
+    Attributes:
+        name: of the command: table1.
+        of: what it is in the paper: Table 1.
+        about: one sentence.
+        cells: what is to be measured under these settings.
+        measure: one cell. A module-level function: it may run in another process.
+        conclude: tables, figures (drawn into the folder given) and verdicts from the cells' values by key.
+        needs: folders of ``Settings.data`` it cannot do without at this scale.
+    """
+
+    name: str
+    of: str
+    about: str
+    cells: Callable[[Settings], Sequence[Cell]]
+    measure: Callable[[Cell, Settings], Values]
+    conclude: Callable[[dict[str, Values], Settings, Path], Result]
+    needs: Callable[[Settings], Sequence[str]] = lambda settings: ()
+
+
+def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] = print) -> Result:
+    """Measures the cells that are not measured yet, and writes ``result.json`` with its figures."""
+    for name in experiment.needs(settings):
+        if settings.data is None or not (settings.data / name).is_dir():
+            raise ValueError(
+                f"{experiment.name} at scale={settings.scale!r} needs the folder {name!r} of the data sets: "
+                f"say where they are with --data FOLDER (data={str(settings.data)!r})"
+            )
+    folder = settings.out / experiment.name
+    cells = list(experiment.cells(settings))
+    done = {cell.key: found for cell in cells if (found := _read(folder, cell, settings)) is not None}
+    missing = [cell for cell in cells if cell.key not in done]
+    if done:
+        tell(f"{experiment.name}: {len(done)} of {len(cells)} cells are there already")
+    for cell, values in _measured(experiment, missing, settings):
+        done[cell.key] = values
+        _write(folder, cell, settings, values)
+        tell(f"{experiment.name}: {cell.key} ({len(done)} of {len(cells)})")
+    result = experiment.conclude(done, settings, folder)
+    conditions = {**hardware(settings), **result.conditions}
+    result = dataclasses.replace(result, conditions=conditions)
+    write_whole(folder / "result.json", result.to_json())
+    return result
+
+
+def hardware(settings: Settings) -> Values:
+    on_gpu = settings.device.startswith("cuda")
+    return {
+        "scale": settings.scale
+        + (", cut down to see that it runs: these numbers mean nothing" if settings.quick else ""),
+        "device": torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()} CPU cores ({platform.machine()})",
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _measured(experiment: Experiment, cells: list[Cell], settings: Settings) -> Any:
+    if settings.workers <= 1 or len(cells) <= 1:
+        for cell in cells:
+            yield cell, experiment.measure(cell, settings)
+        return
+    # spawn: a forked process has no use of CUDA, nor of torch's threads
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(settings.workers, len(cells)), mp_context=context) as pool:
+        running = {pool.submit(experiment.measure, cell, settings): cell for cell in cells}
+        for future in as_completed(running):
+            yield running[future], future.result()
+
+
+def _file(folder: Path, cell: Cell) -> Path:
+    return folder / "cells" / f"{cell.key}.json"
+
+
+def _write(folder: Path, cell: Cell, settings: Settings, values: Values) -> None:
+    kept = {"asked": cell.values, "scale": settings.scale, "quick": settings.quick, "found": values}
+    write_whole(_file(folder, cell), json.dumps(to_plain(kept), indent=1) + "\n")
+
+
+def _read(folder: Path, cell: Cell, settings: Settings) -> Values | None:
+    """What was found before for the same question; a question asked otherwise is measured anew."""
+    try:
+        kept = json.loads(_file(folder, cell).read_text(encoding="utf-8"))
+        same = (kept["asked"], kept["scale"], kept["quick"]) == (to_plain(cell.values), settings.scale, settings.quick)
+        return dict(kept["found"]) if same else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
