@@ -41,7 +41,7 @@ def killed(run, tmp_path, *traps):
     return out
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
 def test_killed_at_random_steps(seed, whole_run, cache, tmp_path):
     draw, begin, traps = random.Random(seed), 0, []
     for _ in range(4):  # steps are counted from where an attempt begins: the last checkpoint, one at every fourth

@@ -1,5 +1,6 @@
 """Training really trains: each task, its folder, the size of its updates, and each way it can end."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -52,17 +53,20 @@ def checkpoints(out):
 
 
 @pytest.mark.parametrize(
-    ("model", "metric", "share"),
-    [("bert", "loss", 0.97), ("opt", "loss", 0.85), ("vit", "accuracy", 3.0), ("stanhop", "mse", 0.8)],
+    ("model", "steps", "metric", "least"),
+    [("bert", 40, "loss", 0.3), ("opt", 40, "loss", 1.0), ("vit", 120, "accuracy", 0.12), ("stanhop", 40, "mse", 0.2)],
 )
-def test_each_task_is_learned(model, metric, share, cache, tmp_path):
-    """The last metric against the first, after one step, by a share of it."""
-    settings = dict(max_steps=40, batch_size=16, lr=5e-3, eval_steps=1, save_steps=40, log_steps=10, outlier_steps=0)
-    train(config(model, tmp_path / "a", cache, patience=0, eval_batches=4, **settings), quiet=True)
-    losses, found = column(tmp_path / "a", "loss"), column(tmp_path / "a", f"eval_{metric}")
+def test_each_task_is_learned(model, steps, metric, least, cache, tmp_path):
+    """The metric falls, or the accuracy rises, from that of the same model untrained."""
+    sign = -1 if metric == "accuracy" else 1
+    settings = dict(max_steps=steps, lr=4e-3, eval_steps=1000, save_steps=1000, log_steps=10, outlier_steps=0)
+    run = config(model, tmp_path / "a", cache, patience=0, eval_batches=None, batch_size=32, **settings)
+    untrained = dataclasses.replace(run.train, max_steps=1, lr=0.0)
+    before = train(dataclasses.replace(run, out=str(tmp_path / "b"), train=untrained), quiet=True).metrics[metric]
+    after = train(run, quiet=True).metrics[metric]
+    assert (before - after) * sign > least
+    losses = column(tmp_path / "a", "loss")
     assert losses[-1] < 0.95 * losses[0]
-    first = sum(found[:3]) / 3
-    assert found[-1] > 2 * first if metric == "accuracy" else found[-1] < share * first
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -167,6 +171,7 @@ def test_the_loss_is_the_models_own(model, cache, tmp_path, monkeypatch):
 
 def test_soft_labels(cache, tmp_path, monkeypatch):
     """Mixed pictures have mixed labels, and smoothed ones."""
+    pytest.importorskip("kornia")
     own = []
 
     def look(trainer, module, inputs):
@@ -234,17 +239,18 @@ def test_compile_changes_little(cache, tmp_path):
 
 
 def test_what_a_device_cannot(cache, tmp_path):
-    with pytest.raises(ValueError, match="train.precision='fp16' needs a GPU"):
+    with pytest.raises(ValueError, match=r"train\.precision='fp16' needs a GPU"):
         train(config("opt", tmp_path / "a", cache, precision="fp16"), quiet=True)
-    with pytest.raises(ValueError, match="train.fsdp=True.*torchrun"):
+    with pytest.raises(ValueError, match=r"train\.fsdp=True.*torchrun"):
         train(config("opt", tmp_path / "a", cache, fsdp=True), quiet=True)
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="train.device='cuda'"):
+        with pytest.raises(ValueError, match=r"train\.device='cuda'"):
             train(config("opt", tmp_path / "a", cache, device="cuda"), quiet=True)
     assert not RunFolder(tmp_path / "a").exists
 
 
 def test_tensorboard_of_two_runs(cache, tmp_path):
+    pytest.importorskip("tensorboard")
     for name in "ab":
         train(config("vit", tmp_path / name, cache, max_steps=1, track="tensorboard"), quiet=True)
         assert list((tmp_path / name / "track").glob("events*"))
@@ -326,7 +332,7 @@ def test_weights_that_are_no_numbers_are_not_saved(cache, tmp_path, monkeypatch)
         model.lm_head.weight.register_hook(lambda gradient: gradient * float("inf"))
 
     at_call(monkeypatch, 8, harm)
-    with pytest.raises(NotFinite, match="not finite after step 8: .*last good checkpoint is .*checkpoint-4"):
+    with pytest.raises(NotFinite, match=r"not finite after step 8: .*last good checkpoint is .*checkpoint-4"):
         train(config("opt", tmp_path / "a", cache), quiet=True)
     assert checkpoints(tmp_path / "a") == ["checkpoint-4"]
 
@@ -345,9 +351,8 @@ def test_the_command_says_so(cache, tmp_path, monkeypatch, capsys):
     assert "checkpoint-4" in said
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("step", [6, 12])
-def test_a_signal_checkpoints_and_ends(kind, step, whole_run, cache, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("kind", "step"), [(signal.SIGINT, 6), (signal.SIGTERM, 12)])
+def test_a_signal_checkpoints_and_ends(kind, step, whole_run, cache, tmp_path):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     with pytest.MonkeyPatch.context() as patch:
         at_call(patch, step, lambda *_: os.kill(os.getpid(), kind))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outeffhop.cli.console import print_json, print_table
+from outeffhop.cli.console import print_error, print_json, print_table
 from outeffhop.training import RunFolder
 
 __all__ = ["describe", "show"]
@@ -20,29 +20,29 @@ def describe(root: Path) -> list[dict[str, Any]]:
 
 
 def _describe(folder: RunFolder, root: Path) -> dict[str, Any]:
+    name = str(folder.path.relative_to(root)) if folder.path != root else str(root)
     try:
         config = folder.config()
-    except ValueError as error:  # the others can still be shown
-        return {"run": str(folder.path), "state": f"unreadable: {error}"}
-    lines = folder.metrics()
-    metrics: dict[str, Any] = {}
-    for line in lines:
-        metrics.update(
-            {k: v for k, v in line.items() if k.startswith("eval_") or k in ("max_inf_norm", "avg_kurtosis")}
-        )
-    for name in ("result.json", "quantization.json"):
-        file = folder.path / name
-        if file.is_file():
-            metrics[name.removesuffix(".json")] = json.loads(file.read_text())
-    step = max((line.get("step", 0) for line in lines), default=0)
+        lines = folder.metrics()
+        metrics: dict[str, Any] = {}
+        for line in lines:
+            metrics.update(
+                {k: v for k, v in line.items() if k.startswith("eval_") or k in ("max_inf_norm", "avg_kurtosis")}
+            )
+        for kind in ("result", "quantization"):
+            file = folder.path / f"{kind}.json"
+            if file.is_file():
+                metrics[kind] = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:  # the others can still be shown
+        return {"run": name, "state": "unreadable", "error": str(error)}
     return {
-        "run": str(folder.path.relative_to(root)) if folder.path != root else str(root),
+        "run": name,
         "model": config.model,
         "preset": config.preset,
         "method": config.method,
         "data": config.data,
         "seed": config.train.seed,
-        "step": step,
+        "step": max((line.get("step", 0) for line in lines), default=0),
         "steps": config.train.max_steps,
         "state": "finished" if folder.finished else "unfinished",
         "metrics": metrics,
@@ -62,10 +62,13 @@ def show(root: Path, as_json: bool) -> None:
         ("run", "model", "method", "seed", "step", "state", "metric", "max inf norm", "avg kurtosis", "quantized"),
         [_row(run) for run in runs],
     )
+    for run in runs:
+        if "error" in run:
+            print_error(f"{run['run']} is unreadable: {run['error']}")
 
 
 def _row(run: dict[str, Any]) -> list[str]:
-    if "model" not in run:
+    if "error" in run:
         return [run["run"], "", "", "", "", run["state"], "", "", "", ""]
     found = run["metrics"]
     chief = [(k, found[k]) for k in ("eval_perplexity", "eval_accuracy", "eval_mse") if k in found]
@@ -80,7 +83,7 @@ def _row(run: dict[str, Any]) -> list[str]:
         str(run["seed"]),
         f"{run['step']}/{run['steps']}",
         run["state"],
-        "".join(f"{k.removeprefix('eval_')} {v:.4g}" for k, v in chief),
+        "".join(f"{k.removeprefix('eval_')} {_number(v)}" for k, v in chief),
         _number(found.get("max_inf_norm")),
         _number(found.get("avg_kurtosis")),
         quantized,

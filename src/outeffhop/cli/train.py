@@ -59,7 +59,7 @@ def help_page() -> str:
 
     def names(kind: type[TrainConfig] | type[DataConfig]) -> str:
         found = ", ".join(f.name.replace("_", "-") for f in dataclasses.fields(kind))
-        return fill(found, 90, initial_indent="    ", subsequent_indent="    ")
+        return fill(found, 90, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
 
     return f"""\
 usage: outeffhop train --data SPEC --out FOLDER [options]

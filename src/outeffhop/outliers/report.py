@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from outeffhop.outliers.saving import to_plain, write_whole
+from outeffhop.outliers.saving import from_plain, to_plain, write_whole
 
 __all__ = ["Channel", "HeadStats", "OutlierReport", "Position", "TensorStats", "compare"]
 
@@ -210,7 +210,7 @@ class OutlierReport:
     @classmethod
     def from_json(cls, text: str) -> OutlierReport:
         try:
-            content = json.loads(text)
+            content = from_plain(json.loads(text))
             if content["format"] != _FORMAT:
                 raise ValueError(f"it has format {content['format']!r}, and {_FORMAT} is what is read here")
             return cls(
@@ -250,20 +250,15 @@ def compare(reports: dict[str, OutlierReport]) -> list[dict[str, Any]]:
 _COMPARED = ("avg_kurtosis", "avg_token_kurtosis", "max_inf_norm", "max_abs")
 
 
-def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, str) else value
-
-
 def _tensor(content: dict[str, Any]) -> TensorStats:
-    numbers = {k: v if k == "name" else _number(v) for k, v in content.items()}
-    numbers["positions"] = tuple(Position(**p) for p in content["positions"])
-    numbers["channels"] = tuple(Channel(**c) for c in content["channels"])
-    return TensorStats(**numbers)
+    positions = tuple(Position(**p) for p in content["positions"])
+    channels = tuple(Channel(**c) for c in content["channels"])
+    return TensorStats(**content | {"positions": positions, "channels": channels})
 
 
 def _heads(content: dict[str, Any]) -> HeadStats:
-    lists: dict[str, Any] = {k: tuple(map(_number, v)) if isinstance(v, list) else v for k, v in content.items()}
-    return HeadStats(**lists)
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
+    return HeadStats(**values)
 
 
 def _mean(values: list[float | None] | list[float]) -> float:

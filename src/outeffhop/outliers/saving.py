@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-__all__ = ["to_plain", "write_whole"]
+__all__ = ["to_plain", "from_plain", "write_whole"]
 
 
 def to_plain(value: Any) -> Any:
@@ -20,6 +20,15 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_plain(v) for v in value]
     return value
+
+
+def from_plain(value: Any) -> Any:
+    """The inverse, but for tuples, which stay lists."""
+    if isinstance(value, dict):
+        return {k: from_plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [from_plain(v) for v in value]
+    return float(value) if value in ("nan", "inf", "-inf") else value
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:

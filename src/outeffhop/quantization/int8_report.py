@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outeffhop.outliers.saving import to_plain, write_whole
+from outeffhop.outliers.saving import from_plain, to_plain, write_whole
 from outeffhop.quantization.int8 import Int8Model
 from outeffhop.quantization.int8_export import inputs_of, output_of, require
 from outeffhop.quantization.int8_graph import Operation
@@ -78,12 +78,10 @@ class Int8Report:
     @classmethod
     def from_json(cls, text: str) -> Int8Report:
         try:
-            content = json.loads(text)
+            content = from_plain(json.loads(text))
             if content["format"] != _FORMAT:
                 raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
             value: dict[str, Any] = {field.name: content[field.name] for field in fields(cls)}
-            value["metric"] = {run: _numbers(values) for run, values in value["metric"].items()}
-            value["sqnr_db"] = _numbers(value["sqnr_db"])
             value["latency_batch"] = {name: tuple(shape) for name, shape in value["latency_batch"].items()}
             value["operations"] = tuple(Operation(**o | {"inputs": tuple(o["inputs"])}) for o in value["operations"])
             return cls(**value)
@@ -194,7 +192,3 @@ def _latency(calls: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, f
             call()
             samples[name].append((time.perf_counter() - start) * 1e3)
     return {name: statistics.median(values) for name, values in samples.items()}
-
-
-def _numbers(values: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items()}

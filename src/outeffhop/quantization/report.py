@@ -8,9 +8,8 @@ import os
 import statistics
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
-from outeffhop.outliers.saving import to_plain, write_whole
+from outeffhop.outliers.saving import from_plain, to_plain, write_whole
 
 __all__ = ["QuantizationReport", "TensorError"]
 
@@ -86,10 +85,9 @@ class QuantizationReport:
     @classmethod
     def from_json(cls, text: str) -> QuantizationReport:
         try:
-            value = json.loads(text)
+            value = from_plain(json.loads(text))
             if not isinstance(value, dict) or value.pop("format", None) != _FORMAT:
                 raise ValueError(f"its format is not {_FORMAT!r}")
-            value = _read(value)
             value["seeds"] = tuple(value["seeds"])
             value["quantized"] = {name: tuple(values) for name, values in value["quantized"].items()}
             value["worst"] = tuple(TensorError(**row) for row in value["worst"])
@@ -117,11 +115,3 @@ class QuantizationReport:
             f"  {name}: {self.full[name]:.4g} → {self.mean(name):.4g} ± {self.std(name):.2g}" for name in self.quantized
         ]
         return "\n".join(lines)
-
-
-def _read(value: Any) -> Any:
-    if value in ("inf", "-inf", "nan"):
-        return float(value)
-    if isinstance(value, dict):
-        return {key: _read(item) for key, item in value.items()}
-    return [_read(item) for item in value] if isinstance(value, list) else value

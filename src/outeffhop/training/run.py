@@ -100,6 +100,7 @@ def prepare_data(config: RunConfig) -> Prepared:
 
 def build(config: RunConfig, changes: dict[str, Any]) -> PreTrainedModel:
     """The model of a resolved config; ``changes`` are those the data asks for."""
+    logging.disable_progress_bar()  # transformers' own, for every file it reads or writes
     if config.init is not None:
         return convert(load_checkpoint(config.init), config.method)
     if config.model in ("bert", "opt"):
@@ -116,6 +117,8 @@ def _run(config: RunConfig, folder: RunFolder, quiet: bool, fresh: bool) -> Resu
             f"train.batch_size={train.batch_size} does not divide by {arguments.world_size} processes times "
             f"train.accumulate={train.accumulate}: batch_size counts the samples of a whole step"
         )
+    if train.fsdp and not dist.is_initialized():
+        raise ValueError("train.fsdp=True shards over the processes of torchrun: start it with torchrun")
     with arguments.main_process_first(desc="data"):
         prepared = prepare_data(config)
     if len(prepared.train) < (train.batch_size or 1):
@@ -123,7 +126,6 @@ def _run(config: RunConfig, folder: RunFolder, quiet: bool, fresh: bool) -> Resu
             f"data={config.data!r} has {len(prepared.train)} training samples, fewer than "
             f"train.batch_size={train.batch_size}: choose a smaller batch, shorter samples or more data"
         )
-    logging.disable_progress_bar()  # transformers' own, for every file it writes
     set_seed(train.seed)
     model: Any = build(config, prepared.changes)
     last = folder.last_checkpoint()
@@ -136,8 +138,6 @@ def _run(config: RunConfig, folder: RunFolder, quiet: bool, fresh: bool) -> Resu
     if getattr(model.config, "use_cache", False):
         model.config.use_cache = False  # a cache serves generation, and breaks the graph of torch.compile
     if train.fsdp:
-        if not dist.is_initialized():
-            raise ValueError("train.fsdp=True shards over the processes of torchrun: start it with torchrun")
         shard(model.to(arguments.device), arguments.device, train.precision)
     tokens = config.samples.length if prepared.tokenizer is not None else None
     journal = Journal(train.batch_size or 1, tokens, quiet)

@@ -18,6 +18,7 @@ from outeffhop.outliers import measure
 from outeffhop.quantization.metrics import metric_for
 from outeffhop.training import state as kept
 from outeffhop.training.config import TrainConfig
+from outeffhop.training.diagnosis import broken_weights, what_broke
 from outeffhop.training.rundir import RunFolder
 from outeffhop.training.schedule import make_optimizer, make_schedule
 from outeffhop.training.sharding import Sharded
@@ -160,20 +161,8 @@ class RunTrainer(Trainer):
             raise NotFinite(self._diagnosis(step, None))
 
     def _diagnosis(self, step: int, inputs: dict[str, Tensor] | None) -> str:
-        broken = self._broken_weights()
-        tensors = f"weights not finite: {', '.join(broken[:5])}" if broken else "the loss alone"
-        if not broken and inputs is not None:
-            report = measure(self.model, [inputs], "all", attention=False)
-            names = [t.name for t in report.tensors if t.non_finite]
-            if names:
-                tensors = f"activations not finite, first in {', '.join(names[:3])}"
-            bad_inputs = [n for n, v in inputs.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]
-            if bad_inputs:
-                tensors = f"the data: {', '.join(bad_inputs)} is not finite"
-        return f"the loss is not finite at step {step} ({tensors}); {self._last_good()}"
-
-    def _broken_weights(self) -> list[str]:
-        return [n for n, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())]
+        inputs = None if self.settings.fsdp else inputs  # a forward of one process alone would wait for the others
+        return f"the loss is not finite at step {step} ({what_broke(self.model, inputs)}); {self._last_good()}"
 
     def _last_good(self) -> str:
         last = self.folder.last_checkpoint()
@@ -269,7 +258,7 @@ class RunTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         step, main = self.state.global_step, self.is_world_process_zero()
-        broken = self._broken_weights()
+        broken = broken_weights(self.model)
         if broken:  # a gradient that was not finite, of a loss that was
             raise NotFinite(f"weights are not finite after step {step}: {', '.join(broken[:5])}; {self._last_good()}")
         self.store_flos()

@@ -1,0 +1,52 @@
+"""Numbers over seeds as a table shows them, and which of a column's are best and second best."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from outeffhop.experiments.experiment import Table
+
+__all__ = ["mean_std", "number_of", "ranks"]
+
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
+
+
+def mean_std(values: Sequence[float], digits: int = 4) -> str:
+    """ "0.1234 ± 0.0056"; the mean alone of a single value."""
+    if len(values) == 1:
+        return f"{values[0]:.{digits}g}"
+    return f"{mean(values):.{digits}g} ± {stdev(values):.2g}"
+
+
+def number_of(entry: Any) -> float | None:
+    """The number of an entry, or the mean of "mean ± std"; None where it is neither."""
+    if isinstance(entry, bool):
+        return None
+    if isinstance(entry, int | float):
+        return float(entry)
+    found = _NUMBER.fullmatch(str(entry).split("±")[0].strip())
+    return float(found[0]) if found else None
+
+
+def ranks(table: Table) -> dict[tuple[int, int], int]:
+    """(row, column) → 1 for the best and 2 for the second best, among the rows of a group; equal numbers share a rank.
+
+    Where all numbers of a group are equal nothing is best.
+    """
+    columns = list(table.columns)
+    group_at = None if table.group is None else columns.index(table.group)
+    groups: dict[Any, list[int]] = {}
+    for i, row in enumerate(table.rows):
+        groups.setdefault(None if group_at is None else row[group_at], []).append(i)
+    found = {}
+    for name, better in table.better.items():
+        at = columns.index(name)
+        for rows in groups.values():
+            numbers = {i: n for i in rows if (n := number_of(table.rows[i][at])) is not None and n == n}
+            order = sorted(set(numbers.values()), reverse=better == "high")
+            if len(order) > 1:
+                found.update({(i, at): order.index(n) + 1 for i, n in numbers.items() if n in order[:2]})
+    return found
