@@ -1,0 +1,196 @@
+"""What the experiments that train share: a model trained into a folder of its own, and measured there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Subset
+
+from outeffhop.data import Prepared, batches
+from outeffhop.experiments.experiment import Settings, Values
+from outeffhop.models import model_summary
+from outeffhop.models.loading import load_checkpoint
+from outeffhop.outliers import measure
+from outeffhop.quantization import Scheme, evaluate
+from outeffhop.quantization.metrics import metric_for
+from outeffhop.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
+from outeffhop.training.run import prepare_data
+from outeffhop.training.tasks import resolve
+
+__all__ = ["CHIEF", "DATA", "STEPS", "finished", "measured", "needs", "quantized", "run_config", "steps_of"]
+
+# what the paper prints of a task, how it is named, and where better lies
+CHIEF = {
+    "bert": ("perplexity", "perplexity", "low"),
+    "opt": ("perplexity", "perplexity", "low"),
+    "vit": ("accuracy", "top-1 accuracy", "high"),
+    "stanhop": ("mse", "MSE", "low"),
+}
+# where the data lies: in the package, or in folders of Settings.data
+DATA: dict[str, dict[str, str]] = {
+    "tiny": {"bert": "builtin:text", "opt": "builtin:text", "vit": "builtin:images", "stanhop": "builtin:series"},
+    "small": {"bert": "prose", "opt": "prose", "vit": "cifar10", "stanhop": "ett/ETTh1.csv"},
+    "paper": {"bert": "prose", "opt": "prose", "vit": "imagenet", "stanhop": "ett/ETTh1.csv"},
+}
+# optimizer steps of the tiny runs: the whole of Table 1 in half an hour on two cores. Others are as long as
+# their recipe says
+STEPS = {"bert": 500, "opt": 800, "vit": 500, "stanhop": 400}
+_QUICK_STEPS = 4
+_QUICK = {  # one narrow layer
+    "bert": dict(num_hidden_layers=1, hidden_size=16, intermediate_size=32, num_attention_heads=2),
+    "opt": dict(num_hidden_layers=1, hidden_size=16, word_embed_proj_dim=16, ffn_dim=32, num_attention_heads=2),
+    "vit": dict(num_hidden_layers=1, hidden_size=16, intermediate_size=32, num_attention_heads=2),
+    "stanhop": dict(e_layers=1, d_model=8, d_ff=16, num_heads=2),
+}
+_BATCH = 32  # samples, for every measurement of a trained model
+_MEASURED, _WATCHED = 64, 16  # batches of the metric, and of the outliers
+
+
+def needs(settings: Settings, models: Sequence[str] = tuple(CHIEF)) -> list[str]:
+    """The folders of data that these models are trained on."""
+    found = (DATA[settings.scale][model] for model in models)
+    return sorted({spec.split("/")[0] for spec in found if not spec.startswith("builtin:")})
+
+
+def steps_of(model: str, settings: Settings) -> int | None:
+    """None is the recipe's own number."""
+    return _QUICK_STEPS if settings.quick else STEPS[model] if settings.scale == "tiny" else None
+
+
+def run_config(
+    settings: Settings,
+    model: str,
+    method: str,
+    seed: int,
+    *,
+    group: str = "table1",
+    data: str | None = None,
+    name: str = "",
+    train: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    samples: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """A run in ``OUT/GROUP/runs``, with no field left open; one name is one run.
+
+    Args:
+        group: the experiment whose folder it is kept in; one that asks for the same run finds it there.
+        data: a spec, or a path below ``settings.data``; by default the model's of this scale.
+        name: what else tells it apart.
+        train, changes, samples: fields of RunConfig's parts that differ from the recipe.
+    """
+    spec = data or DATA[settings.scale][model]
+    if not spec.startswith("builtin:"):
+        spec = str((settings.data or Path()) / spec)
+    options: dict[str, Any] = {"max_steps": steps_of(model, settings), **(train or {})}
+    fields, cut = {**(changes or {})}, {**(samples or {})}
+    if settings.quick:
+        fields = {**fields, **_QUICK[model]}
+        cut = {**cut, **({"length": 32, "vocab_size": 300} if model in ("bert", "opt") else {})}
+        options |= dict(batch_size=8, eval_batches=1, outlier_batches=1, warmup_steps=1)
+        options |= dict(eval_steps=2, log_steps=1, save_steps=2, outlier_steps=2)
+    on_gpu = settings.device.startswith("cuda")
+    options |= dict(seed=seed, device="cuda" if on_gpu else "cpu", precision="bf16" if on_gpu else "fp32")
+    config = resolve(
+        RunConfig(
+            model=model,  # type: ignore[arg-type]
+            preset=settings.scale,
+            method=method,
+            data=spec,
+            out="unnamed",
+            changes=fields,
+            train=TrainConfig(**{**_looks(options), **options}),
+            samples=DataConfig(**cut),
+        )
+    )
+    scale = f"{settings.scale}{'-quick' if settings.quick else ''}"
+    plain = method.split("(")[0]
+    parts = [scale, model, plain, *([name] if name else []), f"{config.train.max_steps}steps", f"seed{seed}"]
+    return dataclasses.replace(config, out=str(settings.out / group / "runs" / "-".join(parts)))
+
+
+def _looks(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Enough points for a curve, however long the run; checkpoints to go on from after a kill."""
+    steps = options["max_steps"]
+    if steps is None:
+        return dict(eval_batches=_MEASURED)
+    often = max(steps // 20, 1)
+    return dict(
+        eval_batches=_MEASURED,
+        eval_steps=often,
+        outlier_steps=often,
+        log_steps=max(often // 5, 1),
+        save_steps=5 * often,
+    )
+
+
+def finished(config: RunConfig, settings: Settings) -> RunFolder:
+    """The run's folder, trained to the end: from its start, from where a kill left it, or long ago."""
+    if settings.workers > 1 and not settings.device.startswith("cuda"):
+        torch.set_num_threads(max((os.cpu_count() or 1) // settings.workers, 1))
+    train(config, resume=True, quiet=True)
+    return RunFolder(config.out)
+
+
+def measured(config: RunConfig, settings: Settings, split: str = "validation") -> Values:
+    """A finished run's model: outliers as the paper measures them, its metrics, its size."""
+    model, prepared = _opened(config, settings)
+    given = _some(prepared, split, 1 if settings.quick else _MEASURED)
+    report = measure(model, given, attention=False, limit=_WATCHED)
+    return {
+        "kurtosis": report.avg_kurtosis,
+        "inf_norm": report.max_inf_norm,
+        "max_abs": report.max_abs,
+        "metrics": metric_for(prepared.task)(model, given),
+        "parameters": model_summary(model).parameters,
+        "steps": config.train.max_steps,
+        "lr": config.train.lr,
+        "batch": config.train.batch_size,
+        "data": _plain(config.data, settings),
+    }
+
+
+def quantized(config: RunConfig, settings: Settings) -> dict[str, list[float]]:
+    """The metrics of a finished run's model in W8A8, everything of it quantized that the paper quantizes.
+
+    Each is a list over calibration draws: 16 batches of training data and running ranges; OPT's are 4 batches and
+    the 99.999th percentile, as in the paper.
+    """
+    model, prepared = _opened(config, settings)
+    of_opt = config.model == "opt"
+    scheme = Scheme.parse("W8A8").with_range("percentile" if of_opt else None)
+    count = 1 if settings.quick else 4 if of_opt else 16
+    given = _some(prepared, "validation", 1 if settings.quick else _MEASURED)
+    report = evaluate(
+        model, lambda seed: _drawn(prepared, count, seed), given, scheme=scheme, seeds=1 if settings.quick else 3
+    )
+    return {name: list(values) for name, values in report.quantized.items()}
+
+
+def _plain(spec: str, settings: Settings) -> str:
+    """Data by its name, wherever it lies here."""
+    return spec if settings.data is None else spec.removeprefix(f"{settings.data}/")
+
+
+def _opened(config: RunConfig, settings: Settings) -> tuple[Any, Prepared]:
+    model: Any = load_checkpoint(RunFolder(config.out).model)
+    return model.to(settings.device), prepare_data(config)
+
+
+def _some(prepared: Prepared, split: str, limit: int) -> list[dict[str, Tensor]]:
+    """Batches of a split, evenly spread over it: neighbours in a series, or in a book, are alike."""
+    samples = getattr(prepared, split)
+    count = min(len(samples), limit * _BATCH)
+    chosen = [i * len(samples) // count for i in range(count)]
+    return list(batches(Subset(samples, chosen), prepared.eval_collate, _BATCH))
+
+
+def _drawn(prepared: Prepared, count: int, seed: int) -> list[dict[str, Tensor]]:
+    """Batches of training samples, without replacement."""
+    order = torch.randperm(len(prepared.train), generator=torch.Generator().manual_seed(seed)).tolist()
+    return list(batches(Subset(prepared.train, order[: count * _BATCH]), prepared.eval_collate, _BATCH))

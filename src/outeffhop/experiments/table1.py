@@ -1,0 +1,196 @@
+"""Table 1: outliers and W8A8 of four models with six methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from outeffhop.experiments import paper
+from outeffhop.experiments.experiment import Cell, Experiment, Result, Settings, Table, Values, Verdict
+from outeffhop.experiments.models import CHIEF, DATA, finished, measured, needs, quantized, run_config, steps_of
+from outeffhop.experiments.ranking import mean_std
+
+__all__ = ["EXPERIMENT", "cut_verdict", "loss_verdict"]
+
+Found = dict[tuple[str, str], list[Values]]  # (model, method) → a value of each seed
+
+
+def cells(settings: Settings) -> list[Cell]:
+    return [
+        Cell(
+            f"{model}-{method}-{seed}",
+            {"model": model, "method": method, "seed": seed, "steps": steps_of(model, settings)}
+            | {"data": DATA[settings.scale][model]},
+        )
+        for seed in range(settings.seeds)  # a first whole table early
+        for model in paper.NAMES
+        for method in paper.METHODS
+    ]
+
+
+def measure(cell: Cell, settings: Settings) -> Values:
+    config = run_config(settings, cell.values["model"], cell.values["method"], cell.values["seed"])
+    finished(config, settings)
+    return {**measured(config, settings), "w8a8": quantized(config, settings)}
+
+
+def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
+    grouped: Found = {}
+    for cell in cells(settings):
+        if cell.key in found:
+            grouped.setdefault((cell.values["model"], cell.values["method"]), []).append(found[cell.key])
+    return Result(
+        EXPERIMENT.name,
+        EXPERIMENT.of,
+        EXPERIMENT.about,
+        [_summary(grouped), *(_table(model, grouped) for model in paper.NAMES)],
+        (),
+        verdicts(grouped),
+        conditions(grouped, settings),
+    )
+
+
+def conditions(grouped: Found, settings: Settings) -> Values:
+    said = {"seeds": settings.seeds, "precision": "bf16" if settings.device.startswith("cuda") else "fp32"}
+    for model in paper.NAMES:
+        one = next((values[0] for (m, _), values in grouped.items() if m == model), None)
+        if one is not None:
+            text = "{data}: {steps} steps of {batch}, lr {lr:g}".format(**one)
+            said[paper.NAMES[model]] = text
+    said["W8A8"] = "weights and activations per tensor, static; three calibration draws for every trained model"
+    return said
+
+
+def _full(model: str, values: Values) -> float:
+    """The chief metric in floating point, accuracies in per cent."""
+    return float(values["metrics"][CHIEF[model][0]]) * (100 if model == "vit" else 1)
+
+
+def _w8a8(model: str, values: Values) -> float:
+    return mean(values["w8a8"][CHIEF[model][0]]) * (100 if model == "vit" else 1)
+
+
+def _loss(model: str, full: float, w8a8: float) -> float:
+    """How much worse the metric is in W8A8."""
+    return full - w8a8 if CHIEF[model][2] == "high" else w8a8 - full
+
+
+def _losses(model: str, values: list[Values]) -> list[float]:
+    return [_loss(model, _full(model, v), _w8a8(model, v)) for v in values]
+
+
+def _table(model: str, grouped: Found) -> Table:
+    metric, better = CHIEF[model][1:]
+    names = ("avg kurtosis", "max inf norm", f"FP {metric}", f"W8A8 {metric}")
+    rows = []
+    for method in paper.METHODS:
+        values, printed = grouped.get((model, method), []), paper.TABLE1[model, method]
+
+        def over(of: Callable[[Values], float], seeds: list[Values] = values) -> str | None:
+            return mean_std([of(v) for v in seeds]) if seeds else None
+
+        ours = [
+            over(lambda v: v["kurtosis"]),
+            over(lambda v: v["inf_norm"]),
+            over(lambda v: _full(model, v)),
+            over(lambda v: _w8a8(model, v)),
+            f"{values[0]['parameters'] / 1e6:.3f}M" if values else None,
+        ]
+        size = paper.PARAMETERS[model][method.startswith("gated")]
+        rows.append([method, *ours, *printed, f"{size:g}M"])
+    papers = [f"paper: {name}" for name in names]
+    return Table(
+        paper.NAMES[model],
+        ["method", *names, "parameters", *papers, "paper: parameters"],
+        rows,
+        {
+            name: side
+            for pair in (names, papers)
+            for name, side in zip(pair, ("low", "low", better, better), strict=True)
+        },
+    )
+
+
+def _summary(grouped: Found) -> Table:
+    columns = ["model", "kurtosis", "inf norm", "W8A8 loss, vanilla", "W8A8 loss, OutEffHop"]
+    rows = []
+    for model, name in paper.NAMES.items():
+        old, new = grouped.get((model, "vanilla"), []), grouped.get((model, "outeffhop"), [])
+        before, after = paper.TABLE1[model, "vanilla"], paper.TABLE1[model, "outeffhop"]
+        ours = [_percent(_cut(old, new, field)) if old and new else None for field in ("kurtosis", "inf_norm")]
+        losses = [mean_std(_losses(model, values), 3) if values else None for values in (old, new)]
+        printed = [_percent(1 - getattr(after, f) / getattr(before, f)) for f in ("kurtosis", "inf_norm")]
+        rows.append([name, *ours, *losses, *printed, *(f"{_loss(model, p.full, p.w8a8):.3g}" for p in (before, after))])
+    return Table(
+        "OutEffHop against vanilla",
+        [*columns, *(f"paper: {c}" for c in columns[1:])],
+        rows,
+        note="Kurtosis and inf norm: change from vanilla to OutEffHop. W8A8 loss: by how much the model's metric is "
+        "worse in W8A8 than in floating point.",
+    )
+
+
+def _cut(old: list[Values], new: list[Values], field: str) -> float:
+    return 1 - mean(v[field] for v in new) / mean(v[field] for v in old)
+
+
+def _percent(cut: float) -> str:
+    return f"{-100 * cut:+.1f} %".replace("-", "−")
+
+
+def verdicts(grouped: Found) -> list[Verdict]:
+    """Of the headline, and of W8A8 model by model."""
+    both = [m for m in paper.NAMES if (m, "vanilla") in grouped and (m, "outeffhop") in grouped]
+    cuts = {
+        field: [_cut(grouped[m, "vanilla"], grouped[m, "outeffhop"], field) for m in both]
+        for field in ("kurtosis", "inf_norm")
+    }
+    whole = len(both) == len(paper.NAMES)
+    found = [
+        cut_verdict("average kurtosis", cuts["kurtosis"], paper.CLAIMED_KURTOSIS_CUT, paper.cut("kurtosis"), whole),
+        cut_verdict(
+            "maximum infinity norm", cuts["inf_norm"], paper.CLAIMED_INF_NORM_CUT, paper.cut("inf_norm"), whole
+        ),
+    ]
+    for model in paper.NAMES:
+        pair = [_losses(model, grouped.get((model, m), [])) for m in ("vanilla", "outeffhop")]
+        found.append(loss_verdict(paper.NAMES[model], CHIEF[model][1], *pair))
+    return found
+
+
+def cut_verdict(what: str, cuts: list[float], claimed: float, printed: float, whole: bool = True) -> Verdict:
+    """A reduction as large as claimed confirms; a smaller one leaves the claim unseen, an increase contradicts it."""
+    claim = f"OutEffHop reduces the {what} by {100 * claimed:.0f} % on average over four models"
+    if not cuts or not whole:
+        return Verdict(claim, "not measured", f"{len(cuts)} of {len(paper.NAMES)} models are measured")
+    got = mean(cuts)
+    each = ", ".join(map(_percent, cuts))
+    numbers = f"{_percent(got)} on average ({each}); the paper's own table gives {_percent(printed)}"
+    return Verdict(claim, "confirmed" if got >= claimed else "not seen" if got > 0 else "contradicted", numbers)
+
+
+def loss_verdict(name: str, metric: str, old: list[float], new: list[float]) -> Verdict:
+    """A difference within the spread of the seeds is none."""
+    claim = f"{name}: OutEffHop loses less {metric} in W8A8 than vanilla"
+    if metric != "top-1 accuracy":
+        claim = f"{name}: {metric} rises less in W8A8 with OutEffHop than with vanilla"
+    if not old or not new:
+        return Verdict(claim, "not measured", "")
+    numbers = f"{mean_std(new, 3)} against {mean_std(old, 3)}"
+    spread = max((stdev(v) for v in (old, new) if len(v) > 1), default=0.0)
+    difference = mean(old) - mean(new)
+    kind: Any = "not seen" if abs(difference) <= spread else "confirmed" if difference > 0 else "contradicted"
+    return Verdict(claim, kind, numbers)
+
+
+EXPERIMENT = Experiment(
+    "table1",
+    "Table 1",
+    "Outliers, the metric in floating point and in W8A8, of BERT, OPT, ViT and STanHop-Net with six methods.",
+    cells,
+    measure,
+    conclude,
+    needs,
+)

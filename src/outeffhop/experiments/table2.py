@@ -1,0 +1,165 @@
+"""Table 2: forecasts and outliers of STanHop-Net with four kinds of Hopfield layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean
+
+from outeffhop.experiments import paper
+from outeffhop.experiments.experiment import Cell, Experiment, Result, Settings, Table, Values, Verdict
+from outeffhop.experiments.models import finished, measured, run_config, steps_of
+from outeffhop.experiments.ranking import mean_std
+
+__all__ = ["EXPERIMENT", "top_two", "top_two_verdict"]
+
+FIELDS = {"mse": "MSE", "mae": "MAE", "kurtosis": "avg kurtosis", "inf_norm": "max inf norm"}
+FILES = {"ETTh1": "ett/ETTh1.csv", "ETTm1": "ett/ETTm1.csv", "WTH": "wth/WTH.csv", "synthetic": "builtin:series"}
+# data, rows given, rows forecast, rows of a segment, the paper's learning rate
+WINDOWS = (
+    ("ETTh1", 168, 24, 6, 1e-4),
+    ("ETTh1", 168, 48, 6, 1e-4),
+    ("ETTh1", 720, 168, 24, 1e-5),
+    ("ETTh1", 720, 336, 24, 1e-5),
+    ("ETTh1", 720, 720, 24, 1e-5),
+    ("ETTm1", 288, 24, 12, 1e-4),
+    ("ETTm1", 288, 48, 6, 1e-4),
+    ("ETTm1", 672, 96, 12, 1e-4),
+    ("ETTm1", 672, 288, 24, 1e-5),
+    ("ETTm1", 672, 672, 12, 1e-5),
+    ("WTH", 48, 24, 4, 1e-4),
+    ("WTH", 48, 48, 4, 1e-4),
+    ("WTH", 336, 168, 24, 1e-5),
+    ("WTH", 336, 336, 24, 1e-5),
+    ("WTH", 720, 720, 24, 1e-5),
+)
+_TINY = (("synthetic", 48, 24, 6, 1e-3), ("synthetic", 48, 48, 6, 1e-3))
+_SMALL_STEPS = 1500
+
+Numbers = Mapping[tuple[str, int, str], Mapping[str, float]]  # (data, horizon, method) → field → mean over seeds
+
+
+def cells(settings: Settings) -> list[Cell]:
+    windows = _TINY if settings.scale == "tiny" else WINDOWS
+    steps = _SMALL_STEPS if settings.scale == "small" and not settings.quick else steps_of("stanhop", settings)
+    return [
+        Cell(
+            f"{data}-{out_len}-{method}-{seed}",
+            {"data": data, "in_len": in_len, "out_len": out_len, "seg_len": seg_len, "method": method, "seed": seed}
+            | {"steps": steps, "lr": lr if settings.scale == "paper" else None},
+        )
+        for seed in range(settings.seeds)
+        for data, in_len, out_len, seg_len, lr in windows
+        for method in paper.FORECASTERS
+    ]
+
+
+def measure(cell: Cell, settings: Settings) -> Values:
+    asked = cell.values
+    lengths = {name: asked[name] for name in ("in_len", "out_len")}
+    batch = {"batch_size": 64} if settings.scale == "paper" and asked["data"] != "ETTh1" else {}
+    config = run_config(
+        settings,
+        "stanhop",
+        asked["method"],
+        asked["seed"],
+        group="table2",
+        data=FILES[asked["data"]],
+        name=f"{asked['data']}-{asked['out_len']}",
+        train={"max_steps": asked["steps"], "lr": asked["lr"], **batch},
+        changes={**lengths, "seg_len": asked["seg_len"]},
+        samples=lengths,
+    )
+    finished(config, settings)
+    return measured(config, settings, "test")
+
+
+def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
+    seeds: dict[tuple[str, int, str], list[Values]] = {}
+    steps = set()
+    for cell in cells(settings):
+        if cell.key in found:
+            asked, values = cell.values, found[cell.key]
+            seeds.setdefault((asked["data"], asked["out_len"], asked["method"]), []).append(
+                {**values["metrics"], "kurtosis": values["kurtosis"], "inf_norm": values["inf_norm"]}
+            )
+            steps.add(values["steps"])
+    means = {key: {f: mean(v[f] for v in values) for f in FIELDS} for key, values in seeds.items()}
+    return Result(
+        EXPERIMENT.name,
+        EXPERIMENT.of,
+        EXPERIMENT.about,
+        [_table(seeds), _counts(means)],
+        (),
+        [top_two_verdict(*top_two(means))],
+        {"data": ", ".join(dict.fromkeys(d for d, _, _ in seeds)), "split": "test", "seeds": settings.seeds}
+        | {"steps": " or ".join(map(str, sorted(steps)))},
+    )
+
+
+def _table(seeds: Mapping[tuple[str, int, str], list[Values]]) -> Table:
+    papers = {f: f"paper: {name}" for f, name in FIELDS.items()}
+    rows = []
+    for (data, horizon, method), values in seeds.items():
+        printed = paper.TABLE2.get((data, horizon, method))
+        rows.append(
+            [f"{data}, {horizon}", "dense" if method == "vanilla" else method]
+            + [mean_std([v[f] for v in values]) for f in FIELDS]
+            + [None if printed is None else getattr(printed, f) for f in FIELDS]
+        )
+    columns = [*FIELDS.values(), *papers.values()]
+    return Table(
+        "Forecasts", ["data, horizon", "layers", *columns], rows, dict.fromkeys(columns, "low"), "data, horizon"
+    )
+
+
+def rank(means: Numbers, data: str, horizon: int, field: str, method: str = "outeffhop") -> int | None:
+    """1 is the best of the four; None where one of them is missing."""
+    try:
+        own = means[data, horizon, method][field]
+        return 1 + sum(means[data, horizon, rival][field] < own for rival in paper.FORECASTERS)
+    except KeyError:
+        return None
+
+
+def top_two(means: Numbers) -> tuple[int, int]:
+    """In how many settings, a forecast and an outlier metric each, OutEffHop is first or second; and of how many."""
+    places = dict.fromkeys((data, horizon) for data, horizon, _ in means)
+    ranks = [rank(means, *place, field) for place in places for field in ("kurtosis", "inf_norm")]
+    known = [r for r in ranks if r is not None]
+    return sum(r <= 2 for r in known), len(known)
+
+
+def _counts(means: Numbers) -> Table:
+    places = dict.fromkeys((data, horizon) for data, horizon, _ in means)
+    rows = [[f"{d}, {h}", *(rank(means, d, h, field) for field in FIELDS)] for d, h in places]
+    return Table("OutEffHop's rank among the four", ["data, horizon", *FIELDS.values()], rows)
+
+
+def top_two_verdict(good: int, of: int) -> Verdict:
+    """Two of four ranks are the top two: half is what chance would give."""
+    claimed, settings = paper.CLAIMED_TOP_TWO
+    claim = f"OutEffHop is first or second by outliers in {claimed} of {settings} settings"
+    if not of:
+        return Verdict(claim, "not measured", "no setting is measured with all four layers")
+    share = good / of
+    printed = "{} of {}".format(*paper.top_two())
+    numbers = f"{good} of {of} (chance: {of / 2:g}); the numbers the paper prints make it {printed}"
+    if share >= claimed / settings:
+        return Verdict(claim, "confirmed", numbers)
+    return Verdict(claim, "not seen" if share > 0.5 else "contradicted", numbers)
+
+
+def needs(settings: Settings) -> list[str]:
+    return [] if settings.scale == "tiny" else ["ett", "wth"]
+
+
+EXPERIMENT = Experiment(
+    "table2",
+    "Table 2",
+    "STanHop-Net with dense, sparse, generalized sparse and outlier-efficient Hopfield layers: forecasts and outliers.",
+    cells,
+    measure,
+    conclude,
+    needs,
+)
