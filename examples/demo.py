@@ -31,7 +31,7 @@ def main() -> None:
     benchmark = Path(__file__).parent.parent / "benchmarks" / "attention.py"
     subprocess.run([sys.executable, str(benchmark), "--quick", "--seconds", "0.5"], check=True)
 
-    print("\nNot here yet: training, outlier metrics, quantization and the paper's tables. See README.md.")
+    print("\nNext: docs/quickstart.md trains a small model, measures its outliers and quantizes it.")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,19 @@ def test_wrong_usage_is_exit_code_2(arguments, capsys):
     assert caught.value.code == 2
 
 
-COMMANDS = ["train", "resume", "runs", "evaluate", "outliers", "quantize", "data", "methods", "presets", "doctor"]
+COMMANDS = [
+    "train",
+    "resume",
+    "runs",
+    "evaluate",
+    "outliers",
+    "quantize",
+    "reproduce",
+    "data",
+    "methods",
+    "presets",
+    "doctor",
+]
 
 
 def test_the_overview_names_every_command(capsys):

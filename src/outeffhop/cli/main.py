@@ -257,6 +257,40 @@ def runs(folder: _Folder = "runs", json: bool = False) -> None:
     show(Path(folder), as_json=json)
 
 
+def reproduce(
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME|all]")] = None,
+    scale: Literal["tiny", "small", "paper"] = "tiny",
+    seeds: int = 3,
+    out: Path = Path("results"),
+    data: Path | None = None,
+    workers: int = 1,
+    device: str | None = None,
+    quick: bool = False,
+    json: bool = False,
+) -> None:
+    """The paper's tables and figures, each by its name.
+
+    Example: outeffhop reproduce energy --out results
+
+    Args:
+        name: an experiment, or all of them; left out: which there are.
+        scale: tiny is two CPU cores, small one GPU, paper the paper's.
+        seeds: how many; the memory experiments have ten but for a tiny scale.
+        out: folder for results, figures and report.html; what is measured there already is not measured again.
+        data: folder with the public data sets (mnist/, cifar10/, ett/, ...).
+        workers: cells measured at the same time.
+        device: cuda if there is one, else cpu.
+        quick: cut down to seconds, to see that it runs; the numbers mean nothing.
+        json: print JSON instead of tables.
+    """
+    from outeffhop.cli.reproduce import list_experiments, run, settings_of
+
+    if name is None:
+        list_experiments(as_json=json)
+        return
+    run(name, settings_of(scale, seeds, out, data, workers, device, quick), as_json=json)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -300,6 +334,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "outliers": outliers,
     "quantize": quantize,
+    "reproduce": reproduce,
     "data": data,
     "methods": methods,
     "presets": presets,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outeffhop.experiments import drawing
 from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
+from outeffhop.experiments.threads import one_thread
 from outeffhop.memory import HopfieldMemory
 
 __all__ = ["EXPERIMENT"]
@@ -53,6 +54,7 @@ def cells(settings: Settings) -> list[Cell]:
     ]
 
 
+@one_thread()
 def measure(cell: Cell, settings: Settings) -> Values:
     memory = memory_of(cell.values["patterns"], cell.values["n"])
     origin = torch.zeros(2, dtype=torch.float64)
@@ -89,7 +91,11 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
                 "Stars: patterns; diamond: the no-op point; lines: retrievals, orange where they end at the no-op "
                 "point. Colour: energy above its minimum.",
             ),
-            Figure("no-op", "When the no-op point attracts", "Largest eigenvalue of the update at x = 0 over n."),
+            Figure(
+                "no-op",
+                "When the no-op point attracts",
+                "Left, the largest eigenvalue of the update's Jacobian at x = 0; right, how far an update moves x = 0.",
+            ),
         ],
         verdicts(found),
         {"patterns": "three unit vectors, at " + "; ".join(f"{k}: {v}°" for k, v in PATTERNS.items()), "β": BETA},
@@ -141,13 +147,16 @@ def draw(found: dict[str, Values], folder: Path) -> None:
     bar.set_label("energy above its minimum")
     drawing.save(figure, folder, "energy")
 
-    figure, ax = drawing.new(6.0, 3.6)
-    for name, style in zip(PATTERNS, ("-o", "--s"), strict=True):
-        ax.plot(NO_OPS, [found[f"{name}-n{n}"]["eigenvalue"] for n in NO_OPS], style, color="#0072B2", label=name)
-    ax.axhline(1.0, color="#D55E00", lw=1)
-    ax.annotate("below this line x = 0 attracts, if it does not move", (NO_OPS[-1], 1.06), ha="right", fontsize=9)
-    ax.set(xlabel="no-op patterns, n", ylabel="largest eigenvalue of ∇T(0)", ylim=(0, None))
-    ax.legend(title="patterns", frameon=False)
+    figure, axes = drawing.new(9.0, 3.6, 2)
+    parts = {"eigenvalue": "largest eigenvalue of ∇T(0)", "moved": "‖T(0)‖"}
+    for ax, (what, label) in zip(axes, parts.items(), strict=True):
+        for name, colour, style in zip(PATTERNS, ("#56B4E9", "#0072B2"), ("-o", "--s"), strict=True):
+            values = [found[f"{name}-n{n}"][what] for n in NO_OPS]
+            ax.plot(NO_OPS, values, style, color=colour, lw=5 if style == "-o" else 1.5, label=name)
+        ax.set(xlabel="no-op patterns, n", ylabel=label, ylim=(0, None))
+    axes[0].axhline(1.0, color="#D55E00", lw=1)
+    axes[0].annotate("x = 0 attracts below this line, if it rests", (NO_OPS[-1], 1.08), ha="right", fontsize=9)
+    axes[1].legend(title="patterns", frameon=False)
     drawing.save(figure, folder, "no-op")
 
 

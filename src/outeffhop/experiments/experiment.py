@@ -23,7 +23,7 @@ import torch
 
 from outeffhop.outliers.saving import to_plain, write_whole
 
-__all__ = ["Cell", "Experiment", "Settings", "Table", "Figure", "Verdict", "Result", "run"]
+__all__ = ["Cell", "Experiment", "Settings", "Table", "Figure", "Verdict", "Result", "check_data", "run"]
 
 Scale = Literal["tiny", "small", "paper"]
 Values = dict[str, Any]
@@ -154,14 +154,19 @@ class Experiment:
     needs: Callable[[Settings], Sequence[str]] = lambda settings: ()
 
 
-def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] = print) -> Result:
-    """Measures the cells that are not measured yet, and writes ``result.json`` with its figures."""
+def check_data(experiment: Experiment, settings: Settings) -> None:
+    """Raises ValueError where a data set is missing."""
     for name in experiment.needs(settings):
         if settings.data is None or not (settings.data / name).is_dir():
             raise ValueError(
                 f"{experiment.name} at scale={settings.scale!r} needs the folder {name!r} of the data sets: "
                 f"say where they are with --data FOLDER (data={str(settings.data)!r})"
             )
+
+
+def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] = print) -> Result:
+    """Measures the cells that are not measured yet, and writes ``result.json`` with its figures."""
+    check_data(experiment, settings)
     folder = settings.out / experiment.name
     cells = list(experiment.cells(settings))
     done = {cell.key: found for cell in cells if (found := _read(folder, cell, settings)) is not None}

@@ -184,7 +184,7 @@ def _opened(config: RunConfig, settings: Settings) -> tuple[Any, Prepared]:
 
 def _some(prepared: Prepared, split: str, limit: int) -> list[dict[str, Tensor]]:
     """Batches of a split, evenly spread over it: neighbours in a series, or in a book, are alike."""
-    samples = getattr(prepared, split)
+    samples: Any = getattr(prepared, split)
     count = min(len(samples), limit * _BATCH)
     chosen = [i * len(samples) // count for i in range(count)]
     return list(batches(Subset(samples, chosen), prepared.eval_collate, _BATCH))
@@ -193,4 +193,5 @@ def _some(prepared: Prepared, split: str, limit: int) -> list[dict[str, Tensor]]
 def _drawn(prepared: Prepared, count: int, seed: int) -> list[dict[str, Tensor]]:
     """Batches of training samples, without replacement."""
     order = torch.randperm(len(prepared.train), generator=torch.Generator().manual_seed(seed)).tolist()
-    return list(batches(Subset(prepared.train, order[: count * _BATCH]), prepared.eval_collate, _BATCH))
+    samples: Any = prepared.train
+    return list(batches(Subset(samples, order[: count * _BATCH]), prepared.eval_collate, _BATCH))

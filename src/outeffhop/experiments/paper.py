@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Outliers(NamedTuple):
-    """A row of Table 1. FP and W8A8 are perplexity (BERT, OPT), top-1 accuracy in per cent (ViT) or MSE (STanHop-Net)."""
+    """A row of Table 1. FP and W8A8 are perplexity (BERT, OPT), top-1 accuracy in % (ViT) or MSE (STanHop-Net)."""
 
     kurtosis: float
     inf_norm: float

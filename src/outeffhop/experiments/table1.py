@@ -63,13 +63,18 @@ def conditions(grouped: Found, settings: Settings) -> Values:
     return said
 
 
+def _unit(model: str) -> int:
+    """Accuracies are given in per cent."""
+    return 100 if model == "vit" else 1
+
+
 def _full(model: str, values: Values) -> float:
-    """The chief metric in floating point, accuracies in per cent."""
-    return float(values["metrics"][CHIEF[model][0]]) * (100 if model == "vit" else 1)
+    """The chief metric in floating point."""
+    return float(values["metrics"][CHIEF[model][0]]) * _unit(model)
 
 
 def _w8a8(model: str, values: Values) -> float:
-    return mean(values["w8a8"][CHIEF[model][0]]) * (100 if model == "vit" else 1)
+    return mean(values["w8a8"][CHIEF[model][0]]) * _unit(model)
 
 
 def _loss(model: str, full: float, w8a8: float) -> float:
@@ -78,7 +83,11 @@ def _loss(model: str, full: float, w8a8: float) -> float:
 
 
 def _losses(model: str, values: list[Values]) -> list[float]:
-    return [_loss(model, _full(model, v), _w8a8(model, v)) for v in values]
+    """Over seeds; over calibration draws where one seed is all there is."""
+    if len(values) != 1:
+        return [_loss(model, _full(model, v), _w8a8(model, v)) for v in values]
+    draws = values[0]["w8a8"][CHIEF[model][0]]
+    return [_loss(model, _full(model, values[0]), draw * _unit(model)) for draw in draws]
 
 
 def _table(model: str, grouped: Found) -> Table:
@@ -172,7 +181,7 @@ def cut_verdict(what: str, cuts: list[float], claimed: float, printed: float, wh
 
 
 def loss_verdict(name: str, metric: str, old: list[float], new: list[float]) -> Verdict:
-    """A difference within the spread of the seeds is none."""
+    """A difference within the spread of the seeds, or calibration draws, is none."""
     claim = f"{name}: OutEffHop loses less {metric} in W8A8 than vanilla"
     if metric != "top-1 accuracy":
         claim = f"{name}: {metric} rises less in W8A8 with OutEffHop than with vanilla"

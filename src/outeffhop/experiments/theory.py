@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outeffhop.experiments import theory_result
 from outeffhop.experiments.experiment import Cell, Experiment, Result, Settings, Values
+from outeffhop.experiments.threads import one_thread
 from outeffhop.memory import HopfieldMemory, theory
 
 __all__ = ["EXPERIMENT"]
@@ -26,7 +27,7 @@ ROUND = 1e-12
 
 
 def cells(settings: Settings) -> list[Cell]:
-    memories, queries = (2, 5) if settings.quick else (20, 50)
+    memories, queries = (1, 5) if settings.quick else (20, 50)
     sizes = {"memories": memories, "queries": queries, "betas": list(BETAS)}
     return [
         Cell(f"{topic}-seed{seed}", {"topic": topic, "seed": seed, **sizes})
@@ -35,6 +36,7 @@ def cells(settings: Settings) -> list[Cell]:
     ]
 
 
+@one_thread()
 def measure(cell: Cell, settings: Settings) -> Values:
     rng = torch.Generator().manual_seed(cell.values["seed"])
     return TOPICS[cell.values["topic"]](rng, cell.values["memories"], cell.values["queries"])

@@ -12,7 +12,7 @@ from typing import Any
 
 from outeffhop.outliers.saving import from_plain, to_plain, write_whole
 
-__all__ = ["Channel", "HeadStats", "OutlierReport", "Position", "TensorStats", "compare"]
+__all__ = ["Channel", "HeadStats", "OutlierReport", "Position", "TensorStats", "compare", "place_of"]
 
 _FORMAT = 1
 
@@ -79,10 +79,15 @@ class TensorStats:
 
         Outside all layers the layer is None; a layer's own output has the component "".
         """
-        found = re.fullmatch(r"(.*?)\.?(?<![^.])(\d+)((?:\.|:|$).*)", self.name)
-        if found is None:
-            return "", None, self.name
-        return found[1], int(found[2]), found[3].removeprefix(".")
+        return place_of(self.name)
+
+
+def place_of(tensor: str) -> tuple[str, int | None, str]:
+    """``TensorStats.place`` of a tensor's name."""
+    found = re.fullmatch(r"(.*?)\.?(?<![^.])(\d+)((?:\.|:|$).*)", tensor)
+    if found is None:
+        return "", None, tensor
+    return found[1], int(found[2]), found[3].removeprefix(".")
 
 
 @dataclass(frozen=True)

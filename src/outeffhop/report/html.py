@@ -10,10 +10,12 @@ __all__ = ["Section", "page", "table"]
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1d2129; --soft: #5c6470; --line: #dfe3e8;
-  --ground: #fff; --card: #f6f7f9; --none: #e7eaee; }
+  --ground: #fff; --card: #f6f7f9; --none: #e7eaee;
+  --good: #116329; --bad: #b3261e; --open: #7a5b00; --link: #0b5cad; }
 @media (prefers-color-scheme: dark) {
   :root { --text: #e4e7ec; --soft: #9aa3b0; --line: #333a44;
-    --ground: #14171c; --card: #1d2128; --none: #2a3038; }
+    --ground: #14171c; --card: #1d2128; --none: #2a3038;
+    --good: #6fcf8b; --bad: #ff8a80; --open: #e3b341; --link: #79b8ff; }
 }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 76rem; padding: 1.2rem clamp(.8rem, 3vw, 2rem) 3rem; background: var(--ground);
@@ -35,20 +37,54 @@ svg { display: block; font: 11px system-ui, sans-serif; }
 svg .name { fill: var(--text); }
 svg .tick { fill: var(--soft); }
 svg .none { fill: var(--none); }
+a { color: var(--link); }
+h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
+td.best { font-weight: 700; }
+td.second { text-decoration: underline; text-underline-offset: .15em; }
+td.paper, th.paper { color: var(--soft); }
+tr.parted td { border-top: 2px solid var(--line); }
+.confirmed { color: var(--good); font-weight: 700; }
+.contradicted { color: var(--bad); font-weight: 700; }
+.open { color: var(--open); font-weight: 700; }
+.claims { list-style: none; margin: .6rem 0 1rem; padding: 0; }
+.claims li { border-left: .25rem solid var(--line); margin: .45rem 0; padding: .1rem 0 .1rem .7rem; max-width: 60rem; }
+.claims small { display: block; color: var(--soft); font-size: .85rem; }
+table.results th { white-space: normal; vertical-align: bottom; min-width: 4.5rem; }
+table.results td:first-child, table.results th:first-child { position: sticky; left: 0; background: var(--ground); }
+figure { margin: 1rem 0; }
+figure img { display: block; width: 100%; max-width: 60rem; height: auto; background: #fff; border-radius: .5rem; }
+figcaption { color: var(--soft); font-size: .85rem; margin-top: .3rem; max-width: 48rem; }
+.conditions { color: var(--soft); font-size: .85rem; overflow-wrap: anywhere; }
+.conditions b { color: var(--text); font-weight: 600; }
+@media print {
+  :root { color-scheme: light; --text: #000; --soft: #444; --line: #bbb; --ground: #fff; --card: #fff; --none: #eee;
+    --good: #116329; --bad: #b3261e; --open: #7a5b00; --link: #000; }
+  body { max-width: none; padding: 0; font-size: 11px; }
+  section + section { break-before: page; }
+  figure, tr, h2, h3 { break-inside: avoid; }
+  h2, h3 { break-after: avoid; }
+  .wide { overflow: visible; }
+  th, td { white-space: normal; padding: .15rem .3rem; }
+}
 """
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: a title and a remark as plain text, and a body that is HTML already."""
+    """A part of a page: a title and a remark as plain text, and a body that is HTML already.
+
+    ``name`` is what a link within the page leads to.
+    """
 
     title: str
     body: str
     remark: str = ""
+    name: str = ""
 
     def __str__(self) -> str:
         remark = f"<p>{escape(self.remark)}</p>\n" if self.remark else ""
-        return f"<section>\n<h2>{escape(self.title)}</h2>\n{remark}{self.body}\n</section>"
+        name = f' id="{escape(self.name)}"' if self.name else ""
+        return f"<section{name}>\n<h2>{escape(self.title)}</h2>\n{remark}{self.body}\n</section>"
 
 
 def page(title: str, sections: Iterable[Section], head: str = "") -> str:

@@ -31,6 +31,8 @@ class Journal(TrainerCallback):
         if self.trainer is not None:
             self.trainer.restore_loss()
         self._since = (time.perf_counter(), state.global_step)
+        if state.is_world_process_zero and not self.quiet and state.global_step:
+            print(f"going on from step {state.global_step} of {state.max_steps}", flush=True)
         if state.is_world_process_zero and not self.quiet and sys.stdout.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

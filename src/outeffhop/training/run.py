@@ -12,6 +12,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,8 @@ def _arguments(config: RunConfig, folder: RunFolder) -> TrainingArguments:
         raise ValueError("train.device='cuda', but there is no CUDA device here: leave it out, or say cpu")
     # sharded weights have their precision from the sharding itself
     precision = {} if train.fsdp else {"bf16": train.precision == "bf16", "fp16": train.precision == "fp16"}
+    if train.track != "none" and find_spec(train.track) is None:
+        raise ValueError(f"train.track={train.track!r} is not installed: pip install 'outeffhop[tracking]'")
     if train.precision == "fp16" and on_cpu:
         raise ValueError("train.precision='fp16' needs a GPU: bf16 and fp32 serve on a CPU")
     settings: dict[str, Any] = dict(
@@ -228,6 +231,7 @@ def _arguments(config: RunConfig, folder: RunFolder) -> TrainingArguments:
         remove_unused_columns=False,
         disable_tqdm=True,
         ddp_backend="gloo" if on_cpu and world > 1 else None,
+        ddp_find_unused_parameters=False,  # there are none, and looking for them costs a pass over the graph
         **precision,
     )
     arguments = TrainingArguments(**settings)

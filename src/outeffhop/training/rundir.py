@@ -58,6 +58,8 @@ class RunFolder:
                 f"out={str(self.path)!r} holds a run already: choose another folder, or go on with that one "
                 f"(outeffhop resume {self.path})"
             )
+        if self.path.is_file():
+            raise ValueError(f"out={str(self.path)!r} is a file: the name of a folder is needed")
         if self.path.is_dir() and any(p.name != "run.lock" for p in self.path.iterdir()):
             raise ValueError(f"out={str(self.path)!r} is a folder with other files in it: choose a new or an empty one")
 

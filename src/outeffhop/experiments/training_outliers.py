@@ -1,0 +1,182 @@
+"""Figures 2, 3 and 4: how outliers grow in training, by method, by layer, and within one layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from outeffhop.experiments import drawing, paper, table1
+from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
+from outeffhop.experiments.models import finished, needs, run_config
+from outeffhop.outliers.report import place_of
+
+__all__ = ["EXPERIMENT", "growth_verdict"]
+
+PAIRS = (("vanilla", "outeffhop"), ("clipped", "clipped-outeffhop"), ("gated", "gated-outeffhop"))
+
+
+def cells(settings: Settings) -> list[Cell]:
+    """Those of Table 1's first seed, whose runs are found where they are."""
+    return [cell for cell in table1.cells(settings) if cell.values["seed"] == 0]
+
+
+def measure(cell: Cell, settings: Settings) -> Values:
+    config = run_config(settings, cell.values["model"], cell.values["method"], 0)
+    lines = [line for line in finished(config, settings).metrics() if "tensors" in line]
+    return {
+        "steps": [line["step"] for line in lines],
+        "max_inf_norm": [float(line["max_inf_norm"]) for line in lines],
+        "avg_kurtosis": [float(line["avg_kurtosis"]) for line in lines],
+        "tensors": {name: [float(line["tensors"][name][0]) for line in lines] for name in lines[-1]["tensors"]},
+    }
+
+
+def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
+    curves = {
+        (cell.values["model"], cell.values["method"]): found[cell.key] for cell in cells(settings) if cell.key in found
+    }
+    models = [m for m in paper.NAMES if any(m == model for model, _ in curves)]
+    _draw_methods(curves, models, folder)
+    figures = [
+        Figure(
+            "methods",
+            "Maximum infinity norm over training (Figure 2)",
+            "Largest of all tensors the paper looks at. Left to right: plain, clipped, gated; with softmax and with "
+            "softmax1.",
+        )
+    ]
+    for name, title, caption, draw in (
+        ("layers", "By layer (Figure 3)", "The largest inf norm among the tensors of a layer.", _draw_layers),
+        ("components", "Within one layer (Figure 4)", "Each tensor of the last layer but one.", _draw_components),
+    ):
+        draw(curves, models, folder, name)
+        figures.append(Figure(name, title, f"{caption} Solid: vanilla; dashed: OutEffHop."))
+    return Result(
+        EXPERIMENT.name,
+        EXPERIMENT.of,
+        EXPERIMENT.about,
+        [_table(curves, models)],
+        figures,
+        [growth_verdict(paper.NAMES[m], curves, m) for m in models],
+        {"seeds": 1, "steps": ", ".join(f"{paper.NAMES[m]} {_last_step(curves, m)}" for m in models)},
+    )
+
+
+def _last_step(curves: dict[tuple[str, str], Values], model: str) -> int:
+    return max(int(c["steps"][-1]) for (m, _), c in curves.items() if m == model)
+
+
+def _table(curves: dict[tuple[str, str], Values], models: list[str]) -> Table:
+    rows = [
+        [paper.NAMES[m], method, values["max_inf_norm"][0], values["max_inf_norm"][-1]]
+        for (m, method), values in curves.items()
+        if m in models
+    ]
+    columns = ["model", "method", "first measured", "at the end"]
+    return Table("Maximum infinity norm", columns, rows, {"at the end": "low"}, "model")
+
+
+def growth_verdict(name: str, curves: dict[tuple[str, str], Values], model: str) -> Verdict:
+    """Over the second half of training, when outliers have had time to grow; within 5 % is no difference."""
+    claim = f"{name}: OutEffHop keeps the maximum infinity norm below vanilla's during training"
+    pair = [curves.get((model, method)) for method in PAIRS[0]]
+    if pair[0] is None or pair[1] is None:
+        return Verdict(claim, "not measured", "")
+    old, new = (mean(c["max_inf_norm"][len(c["max_inf_norm"]) // 2 :]) for c in pair if c is not None)
+    kind: Any = "confirmed" if new < 0.95 * old else "contradicted" if new > 1.05 * old else "not seen"
+    return Verdict(claim, kind, f"{new:.3g} against {old:.3g}, averaged over the second half of training")
+
+
+def _draw_methods(curves: dict[tuple[str, str], Values], models: list[str], folder: Path) -> None:
+    figure, _ = drawing.new(10, 2.4 * len(models), columns=3, rows=len(models))
+    for axis, (model, pair) in zip(figure.axes, [(m, p) for m in models for p in PAIRS], strict=True):
+        for method in pair:
+            if (model, method) in curves:
+                values = curves[model, method]
+                axis.plot(values["steps"], values["max_inf_norm"], color=drawing.colour(method), label=method)
+        axis.set_title(f"{paper.NAMES[model]}, {pair[0]}", fontsize=9)
+        axis.legend(fontsize=7, frameon=False)
+    _label(figure, "max inf norm")
+    drawing.save(figure, folder, "methods")
+
+
+Grouped = Callable[[str], str | None]
+
+
+def _draw_layers(curves: dict[tuple[str, str], Values], models: list[str], folder: Path, name: str) -> None:
+    def group(model: str) -> Grouped:
+        layers = sorted({layer for t in _tensors(curves, model) if (layer := place_of(t)[1]) is not None})
+        chosen = {layers[i * (len(layers) - 1) // 3] for i in range(4)} if layers else set()
+        return lambda tensor: f"layer {place_of(tensor)[1]}" if place_of(tensor)[1] in chosen else None
+
+    _draw_groups(curves, models, folder, name, group)
+
+
+def _draw_components(curves: dict[tuple[str, str], Values], models: list[str], folder: Path, name: str) -> None:
+    def group(model: str) -> Grouped:
+        layers = sorted({layer for t in _tensors(curves, model) if (layer := place_of(t)[1]) is not None})
+        chosen = layers[max(len(layers) - 2, 0)] if layers else None
+        largest = sorted(
+            (t for t in _tensors(curves, model) if place_of(t)[1] == chosen),
+            key=lambda t: -curves[model, _first(curves, model)]["tensors"][t][-1],
+        )[:5]  # more curves than these cannot be told apart
+        return lambda tensor: (place_of(tensor)[2] or "the layer's output") if tensor in largest else None
+
+    _draw_groups(curves, models, folder, name, group)
+
+
+def _draw_groups(
+    curves: dict[tuple[str, str], Values],
+    models: list[str],
+    folder: Path,
+    name: str,
+    group: Callable[[str], Grouped],
+) -> None:
+    from matplotlib import colormaps
+
+    rows = (len(models) + 1) // 2
+    figure, _ = drawing.new(10, 3.2 * rows, columns=2, rows=rows)
+    for axis, model in zip(figure.axes, models, strict=False):
+        key = group(model)
+        groups = list(dict.fromkeys(k for t in _tensors(curves, model) if (k := key(t)) is not None))
+        for method, style in (("vanilla", "-"), ("outeffhop", "--")):
+            if (model, method) not in curves:
+                continue
+            values = curves[model, method]
+            for i, part in enumerate(groups):
+                tensors = [v for t, v in values["tensors"].items() if key(t) == part]
+                largest = [max(at) for at in zip(*tensors, strict=True)]
+                shade = colormaps["viridis"](0.9 * i / max(len(groups) - 1, 1))
+                axis.plot(values["steps"], largest, style, color=shade, label=part if style == "-" else None)
+        axis.set_title(paper.NAMES[model], fontsize=9)
+        axis.legend(fontsize=7, frameon=False)
+    for axis in figure.axes[len(models) :]:
+        axis.set_visible(False)
+    _label(figure, "inf norm")
+    drawing.save(figure, folder, name)
+
+
+def _first(curves: dict[tuple[str, str], Values], model: str) -> str:
+    return next(method for m, method in curves if m == model)
+
+
+def _tensors(curves: dict[tuple[str, str], Values], model: str) -> list[str]:
+    return list(curves[model, _first(curves, model)]["tensors"])
+
+
+def _label(figure: Any, what: str) -> None:
+    figure.supxlabel("training steps", fontsize=9)
+    figure.supylabel(what, fontsize=9)
+
+
+EXPERIMENT = Experiment(
+    "training-outliers",
+    "Figures 2, 3 and 4",
+    "The maximum infinity norm over training: of each method, layer by layer, and tensor by tensor.",
+    cells,
+    measure,
+    conclude,
+    needs,
+)

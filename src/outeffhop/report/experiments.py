@@ -1,0 +1,131 @@
+"""The report of all experiments: our numbers beside the paper's, figures, and what became of each claim."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from outeffhop.experiments.experiment import Figure, Result, Table, Verdict
+from outeffhop.experiments.ranking import ranks
+from outeffhop.experiments.registry import NAMES
+from outeffhop.outliers.saving import write_whole
+from outeffhop.report.html import Section, page
+
+__all__ = ["experiments_page", "write_report"]
+
+_FILE = "report.html"
+_CLASSES = {1: "best", 2: "second"}
+_VERDICTS = ("confirmed", "not seen", "contradicted", "not measured")
+
+
+def write_report(out: Path) -> Path:
+    """One HTML file, ``out/report.html``, of every ``out/*/result.json``; it needs no other file and no network."""
+    found = {}
+    for path in sorted(out.glob("*/result.json")):
+        try:
+            found[path.parent] = Result.load(path)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path} is no result of an experiment: {error}") from error
+    if not found:
+        raise ValueError(f"out={str(out)!r} has no result yet: outeffhop reproduce writes them")
+    write_whole(out / _FILE, experiments_page(found))
+    return out / _FILE
+
+
+def experiments_page(results: dict[Path, Result]) -> str:
+    """The page of results, each with the folder its figures lie in; in the paper's order."""
+    order = {name: i for i, name in enumerate(NAMES)}
+    chosen = sorted(results.items(), key=lambda item: (order.get(item[1].name, len(order)), item[1].name))
+    sections = [Section(r.of, _body(r, folder), r.about, f"of-{r.name}") for folder, r in chosen]
+    return page("The paper's tables and figures, measured anew", sections, _summary([r for _, r in chosen]))
+
+
+def _summary(results: Sequence[Result]) -> str:
+    """How many claims fared how, and each of them with a link to its numbers."""
+    counts = Counter(str(v.verdict) for r in results for v in r.verdicts)
+    boxes = "".join(f"<div><dt>{word}</dt><dd>{counts[word]}</dd></div>" for word in _VERDICTS if counts[word])
+    links = "\n".join(
+        f'<h3><a href="#of-{escape(r.name)}">{escape(r.of)}</a></h3>\n{_claims(r.verdicts, numbers=False)}'
+        for r in results
+    )
+    return (
+        "<p>Every claim is judged by numbers measured at the scale stated in its section. Best numbers are bold, "
+        "second best underlined; the paper's own stand beside ours.</p>\n"
+        f'<dl class="facts">{boxes}</dl>\n<nav>{links}</nav>'
+    )
+
+
+def _claims(verdicts: Sequence[Verdict], numbers: bool = True) -> str:
+    if not verdicts:
+        return ""
+    lines = []
+    for verdict in verdicts:
+        kind = verdict.verdict if verdict.verdict in ("confirmed", "contradicted") else "open"
+        seen = f"<small>{escape(verdict.numbers)}</small>" if numbers and verdict.numbers else ""
+        lines.append(f'<li><span class="{kind}">{escape(verdict.verdict)}</span> {escape(verdict.claim)}{seen}</li>')
+    return '<ul class="claims">' + "\n".join(lines) + "</ul>"
+
+
+def _body(result: Result, folder: Path) -> str:
+    said = "; ".join(f"<b>{escape(str(k))}</b> {escape(str(v))}" for k, v in result.conditions.items())
+    parts = [f'<p class="conditions"><b>outeffhop reproduce {escape(result.name)}</b>; {said}</p>']
+    if "mean nothing" in str(result.conditions.get("scale", "")):
+        parts.append('<p class="warning">A trial run, cut down to seconds: these numbers mean nothing.</p>')
+    parts.append(_claims(result.verdicts))
+    parts += [_figure(figure, folder) for figure in result.figures]
+    parts += [_table(table) for table in result.tables]
+    return "\n".join(filter(None, parts))
+
+
+def _figure(figure: Figure, folder: Path) -> str:
+    """A PNG within the page: letters and colours are the same in every browser, on a ground of its own."""
+    try:
+        data = base64.b64encode((folder / f"{figure.name}.png").read_bytes()).decode()
+    except OSError:
+        picture = f'<p class="warning">The figure {escape(figure.name)}.png is missing.</p>'
+    else:
+        picture = f'<img alt="{escape(figure.title)}" src="data:image/png;base64,{data}">'
+    caption = f"{escape(figure.title)}. {escape(figure.caption)}"
+    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
+
+
+def _table(table: Table) -> str:
+    marks = ranks(table)
+    of_paper = [str(column).startswith("paper: ") for column in table.columns]
+    head = "".join(
+        f"<th{_classes(['paper'] if theirs else [])}>{escape(str(column))}</th>"
+        for column, theirs in zip(table.columns, of_paper, strict=True)
+    )
+    at = None if table.group is None else list(table.columns).index(table.group)
+    body, last = [], None
+    for i, row in enumerate(table.rows):
+        begins = at is not None and i > 0 and row[at] != last
+        last = None if at is None else row[at]
+        cells = "".join(_cell(entry, marks.get((i, j)), of_paper[j]) for j, entry in enumerate(row))
+        body.append(f"<tr{_classes(['parted'] if begins else [])}>{cells}</tr>")
+    note = f"<p>{escape(table.note)}</p>" if table.note else ""
+    rows = "\n".join([f"<tr>{head}</tr>", *body])
+    return f'<h3>{escape(table.title)}</h3>{note}<div class="wide"><table class="results">\n{rows}\n</table></div>'
+
+
+def _cell(entry: Any, rank: int | None, of_paper: bool) -> str:
+    classes = [_CLASSES[rank]] if rank in _CLASSES else []
+    return f"<td{_classes(classes + ['paper'] * of_paper)}>{escape(_text(entry))}</td>"
+
+
+def _classes(names: list[str]) -> str:
+    return f' class="{" ".join(names)}"' if names else ""
+
+
+def _text(entry: Any) -> str:
+    """Four digits are what is looked at; what is missing stays empty."""
+    if entry is None:
+        return ""
+    if isinstance(entry, float) and math.isfinite(entry):
+        return f"{entry:.0f}" if abs(entry) >= 1000 else f"{entry:.4g}"
+    return str(entry)

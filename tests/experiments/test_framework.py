@@ -1,0 +1,179 @@
+"""Cells are measured once, whatever happens in between; results survive their files; ranks mark what is best."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from outeffhop.experiments import Cell, Experiment, Figure, Result, Settings, Table, Verdict, run
+from outeffhop.experiments.ranking import mean_std, number_of, ranks
+from outeffhop.experiments.registry import NAMES, find
+from outeffhop.experiments.threads import one_thread
+
+# An experiment in a module of its own: worker processes import what they measure.
+MODULE = '''
+import os, time
+from pathlib import Path
+from outeffhop.experiments import Cell, Experiment, Result
+
+def cells(settings):
+    return [Cell(f"square-{i}", {"number": i}) for i in range(4)]
+
+def measure(cell, settings):
+    with open(settings.out / "measured.txt", "a") as log:
+        log.write(cell.key + "\\n")
+    if cell.values["number"] == 2 and (settings.out / "hang").exists():
+        time.sleep(600)
+    return {"square": cell.values["number"] ** 2}
+
+def conclude(found, settings, folder):
+    return Result("squares", "none", "squares", conditions={"sum": sum(v["square"] for v in found.values())})
+
+EXPERIMENT = Experiment("squares", "none", "squares", cells, measure, conclude)
+'''
+
+
+@pytest.fixture
+def squares(tmp_path, monkeypatch):
+    (tmp_path / "squares_experiment.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "squares_experiment", raising=False)
+    import squares_experiment
+
+    return squares_experiment.EXPERIMENT
+
+
+def measured(out):
+    log = out / "measured.txt"
+    return log.read_text().split() if log.exists() else []
+
+
+def quiet(line):
+    pass
+
+
+def test_a_finished_cell_is_not_measured_again(squares, tmp_path):
+    settings = Settings(out=tmp_path)
+    first = run(squares, settings, quiet)
+    assert measured(tmp_path) == [f"square-{i}" for i in range(4)]
+    lines = []
+    second = run(squares, settings, lines.append)
+    assert len(measured(tmp_path)) == 4
+    assert lines == ["squares: 4 of 4 cells are there already"]
+    assert first.conditions["sum"] == second.conditions["sum"] == 14
+
+
+@pytest.mark.parametrize("torn", ["", '{"asked": {"number": 1}, "sca', "[]", '{"asked": {"number": 1}}'])
+def test_a_torn_cell_is_measured_again(squares, tmp_path, torn):
+    run(squares, Settings(out=tmp_path), quiet)
+    file = tmp_path / "squares" / "cells" / "square-1.json"
+    file.write_text(torn)
+    assert run(squares, Settings(out=tmp_path), quiet).conditions["sum"] == 14
+    assert measured(tmp_path)[4:] == ["square-1"]
+    assert json.loads(file.read_text())["found"] == {"square": 1}
+
+
+def test_a_question_asked_otherwise_is_measured_anew(squares, tmp_path):
+    run(squares, Settings(out=tmp_path), quiet)
+    changed = dataclasses.replace(
+        squares, cells=lambda settings: [Cell("square-0", {"number": 0}), Cell("square-1", {"number": 10})]
+    )
+    assert run(changed, Settings(out=tmp_path), quiet).conditions["sum"] == 100
+    assert measured(tmp_path)[4:] == ["square-1"]
+    run(changed, Settings(out=tmp_path, quick=True), quiet)
+    assert measured(tmp_path)[5:] == ["square-0", "square-1"]
+    run(changed, Settings(out=tmp_path, scale="small"), quiet)
+    assert measured(tmp_path)[7:] == ["square-0", "square-1"]
+
+
+def test_a_killed_experiment_goes_on_where_it_stopped(squares, tmp_path):
+    (tmp_path / "hang").touch()
+    code = (
+        "from pathlib import Path; from squares_experiment import EXPERIMENT; "
+        f"from outeffhop.experiments import Settings, run; run(EXPERIMENT, Settings(out=Path({str(tmp_path)!r})))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while "square-2" not in measured(tmp_path):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "squares" / "result.json").exists()
+    (tmp_path / "hang").unlink()
+    assert run(squares, Settings(out=tmp_path), quiet).conditions["sum"] == 14
+    assert measured(tmp_path) == ["square-0", "square-1", "square-2", "square-2", "square-3"]
+
+
+def test_two_workers_find_what_one_finds(squares, tmp_path):
+    (tmp_path / "two").mkdir()
+    (tmp_path / "one").mkdir()
+    run(squares, Settings(out=tmp_path / "one"), quiet)
+    run(squares, Settings(out=tmp_path / "two", workers=2), quiet)
+    assert sorted(measured(tmp_path / "two")) == measured(tmp_path / "one")
+    for i in range(4):
+        name = Path("squares", "cells", f"square-{i}.json")
+        assert (tmp_path / "two" / name).read_text() == (tmp_path / "one" / name).read_text()
+
+
+def test_missing_data_is_said_before_anything_is_measured(squares, tmp_path):
+    needy = dataclasses.replace(squares, needs=lambda settings: ("mnist",))
+    for data in (None, tmp_path):
+        with pytest.raises(ValueError, match=r"squares at scale='tiny' needs the folder 'mnist'.*--data FOLDER"):
+            run(needy, Settings(out=tmp_path, data=data), quiet)
+    assert measured(tmp_path) == []
+    (tmp_path / "mnist").mkdir()
+    assert run(needy, Settings(out=tmp_path, data=tmp_path), quiet).conditions["sum"] == 14
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path):
+    table = Table("t", ["a", "b"], [["x", 1.5], ["y", "2 ± 1"]], {"b": "low"}, None, "n")
+    result = Result("n", "of", "about", [table], [Figure("f", "t", "c")], [Verdict("c", "not seen", "1")], {"k": 1})
+    (tmp_path / "result.json").write_text(result.to_json())
+    assert Result.load(tmp_path / "result.json") == result
+
+
+def test_every_name_has_its_experiment():
+    for name in NAMES:
+        experiment = find(name)
+        assert isinstance(experiment, Experiment)
+        assert experiment.name == name
+        assert experiment.of
+        assert experiment.about
+        assert len({cell.key for cell in experiment.cells(Settings(quick=True))}) > 0
+    with pytest.raises(ValueError, match="name='enrgy' is unknown; did you mean 'energy'"):
+        find("enrgy")
+
+
+def test_ranks_within_groups():
+    rows = [["a", "p", "1.5 ± 0.2", 3], ["a", "q", "2 ± 0.1", 3], ["a", "r", "2.0", 3], ["a", "s", "9", "–"]]
+    rows += [["b", "p", -1.0, 7], ["b", "q", "no number", 8]]
+    table = Table("t", ["g", "m", "low", "high"], rows, {"low": "low", "high": "high"}, "g")
+    # equal numbers share a rank; a group of equal numbers, or of one, has no best
+    assert ranks(table) == {(0, 2): 1, (1, 2): 2, (2, 2): 2, (5, 3): 1, (4, 3): 2}
+
+
+def test_numbers_of_entries():
+    assert [number_of(e) for e in (3, 2.5, "1e-3 ± 1", ".5", "-2", "W8A8", "", True)] == [
+        *(3.0, 2.5, 0.001, 0.5, -2.0),
+        *(None, None, None),
+    ]
+    assert mean_std([1.0, 3.0]) == "2 ± 1.4"
+    assert mean_std([0.25]) == "0.25"
+
+
+def test_one_thread_gives_the_threads_back():
+    before = torch.get_num_threads()
+    with pytest.raises(RuntimeError, match="inside"), one_thread():
+        assert torch.get_num_threads() == 1
+        raise RuntimeError("inside")
+    assert torch.get_num_threads() == before
