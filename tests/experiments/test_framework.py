@@ -18,7 +18,7 @@ from outeffhop.experiments.registry import NAMES, find
 from outeffhop.experiments.threads import one_thread
 
 # An experiment in a module of its own: worker processes import what they measure.
-MODULE = '''
+MODULE = """
 import os, time
 from pathlib import Path
 from outeffhop.experiments import Cell, Experiment, Result
@@ -37,7 +37,7 @@ def conclude(found, settings, folder):
     return Result("squares", "none", "squares", conditions={"sum": sum(v["square"] for v in found.values())})
 
 EXPERIMENT = Experiment("squares", "none", "squares", cells, measure, conclude)
-'''
+"""
 
 
 @pytest.fixture

@@ -186,7 +186,7 @@ def test_metrics_with_a_cut_last_line(folder):
 def test_a_folder_that_cannot_be_written_to(tmp_path, cache):
     tmp_path.chmod(0o500)
     try:
-        with pytest.raises(ValueError, match="is a file"):
+        with pytest.raises(ValueError, match="cannot be written to"):
             train(config("opt", tmp_path / "run", cache), quiet=True)
     finally:
         tmp_path.chmod(0o700)
