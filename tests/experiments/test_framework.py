@@ -31,9 +31,12 @@ def measure(cell, settings):
         log.write(cell.key + "\\n")
     if cell.values["number"] == 2 and (settings.out / "hang").exists():
         time.sleep(600)
+    if cell.values["number"] == 0 and (settings.out / "fail").exists():
+        raise ValueError("number 0 cannot be measured")
     return {"square": cell.values["number"] ** 2}
 
 def conclude(found, settings, folder):
+    assert list(found) == [cell.key for cell in cells(settings)][: len(found)]
     return Result("squares", "none", "squares", conditions={"sum": sum(v["square"] for v in found.values())})
 
 EXPERIMENT = Experiment("squares", "none", "squares", cells, measure, conclude)
@@ -125,6 +128,18 @@ def test_two_workers_find_what_one_finds(squares, tmp_path):
         assert (tmp_path / "two" / name).read_text() == (tmp_path / "one" / name).read_text()
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_cell_that_fails_is_said_and_loses_no_other(squares, tmp_path, workers):
+    (tmp_path / "fail").touch()
+    with pytest.raises(ValueError, match="number 0 cannot be measured"):
+        run(squares, Settings(out=tmp_path, workers=workers), quiet)
+    begun = set(measured(tmp_path)) - {"square-0"}
+    assert {file.stem for file in (tmp_path / "squares").glob("cells/*.json")} == begun
+    (tmp_path / "fail").unlink()
+    assert run(squares, Settings(out=tmp_path), quiet).conditions["sum"] == 14
+    assert len(measured(tmp_path)) == 5
+
+
 def test_missing_data_is_said_before_anything_is_measured(squares, tmp_path):
     needy = dataclasses.replace(squares, needs=lambda settings: ("mnist",))
     for data in (None, tmp_path):
@@ -155,7 +170,7 @@ def test_every_name_has_its_experiment():
 
 
 def test_ranks_within_groups():
-    rows = [["a", "p", "1.5 ± 0.2", 3], ["a", "q", "2 ± 0.1", 3], ["a", "r", "2.0", 3], ["a", "s", "9", "–"]]
+    rows = [["a", "p", "1.5 ± 0.2", 3], ["a", "q", "2 ± 0.1", 3], ["a", "r", "2.0", 3], ["a", "s", "9", "none"]]
     rows += [["b", "p", -1.0, 7], ["b", "q", "no number", 8]]
     table = Table("t", ["g", "m", "low", "high"], rows, {"low": "low", "high": "high"}, "g")
     # equal numbers share a rank; a group of equal numbers, or of one, has no best
@@ -173,7 +188,14 @@ def test_numbers_of_entries():
 
 def test_one_thread_gives_the_threads_back():
     before = torch.get_num_threads()
-    with pytest.raises(RuntimeError, match="inside"), one_thread():
-        assert torch.get_num_threads() == 1
+    seen = []
+
+    @one_thread()
+    def fails():
+        seen.append(torch.get_num_threads())
         raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fails()
+    assert seen == [1]
     assert torch.get_num_threads() == before

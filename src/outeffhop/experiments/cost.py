@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -113,7 +113,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         EXPERIMENT.of,
         EXPERIMENT.about,
         [Table("A training step", columns, rows, better, "model", note)],
-        [Figure("time", "Time of a training step", "Quartiles of all rounds and their median.")],
+        [Figure("time", "Time of a training step", "The median of all rounds, and their quartiles.")],
         [time_verdict({m: values["seconds"] for m, values in found.items()})],
         {"data": "random numbers", "rounds": len(next(iter(found.values()))["seconds"]["vanilla"])}
         | {"precision": "bf16" if settings.device.startswith("cuda") else "fp32", "threads": torch.get_num_threads()},
@@ -137,17 +137,11 @@ def time_verdict(seconds: dict[str, dict[str, list[float]]]) -> Verdict:
 def _draw(found: dict[str, Values], folder: Path) -> None:
     figure, _ = drawing.new(10, 3.2, columns=len(found))
     for axis, (model, values) in zip(figure.axes, found.items(), strict=True):
-        drawn = axis.boxplot(
-            [[1000 * s for s in values["seconds"][m]] for m in METHODS],
-            showfliers=False,
-            patch_artist=True,
-            widths=0.6,
-            medianprops={"color": "white"},
-        )
-        for box, method in zip(drawn["boxes"], METHODS, strict=True):
-            box.set_facecolor(drawing.colour(method))
-        axis.set_xticks([1, 2], METHODS)
-        axis.set_ylim(bottom=0)
+        for at, method in enumerate(METHODS):
+            low, middle, high = (1000 * q for q in quantiles(values["seconds"][method], n=4))
+            axis.bar(at, middle, color=drawing.colour(method), width=0.6)
+            axis.errorbar(at, middle, [[middle - low], [high - middle]], color="#888888", capsize=4)
+        axis.set_xticks(range(len(METHODS)), METHODS)
         axis.set_title(paper.NAMES[model], fontsize=9)
     figure.supylabel("ms a step", fontsize=9)
     drawing.save(figure, folder, "time")

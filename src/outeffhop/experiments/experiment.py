@@ -177,7 +177,8 @@ def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] 
         done[cell.key] = values
         _write(folder, cell, settings, values)
         tell(f"{experiment.name}: {cell.key} ({len(done)} of {len(cells)})")
-    result = experiment.conclude(done, settings, folder)
+    # in the order asked for, whichever was there before or came first from another process
+    result = experiment.conclude({cell.key: done[cell.key] for cell in cells}, settings, folder)
     conditions = {**hardware(settings), **result.conditions}
     result = dataclasses.replace(result, conditions=conditions)
     write_whole(folder / "result.json", result.to_json())
@@ -202,10 +203,21 @@ def _measured(experiment: Experiment, cells: list[Cell], settings: Settings) -> 
         return
     # spawn: a forked process has no use of CUDA, nor of torch's threads
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(settings.workers, len(cells)), mp_context=context) as pool:
+    workers = min(settings.workers, len(cells))
+    cores = max(1, (os.cpu_count() or 1) // workers)  # each its share: threads that wait for a core cost most
+    with ProcessPoolExecutor(workers, context, torch.set_num_threads, (cores,)) as pool:
         running = {pool.submit(experiment.measure, cell, settings): cell for cell in cells}
+        failed: BaseException | None = None
         for future in as_completed(running):
-            yield running[future], future.result()
+            error = None if future.cancelled() else future.exception()
+            if error is not None and failed is None:
+                failed = error
+                for other in running:  # those that run already are kept, the others not begun
+                    other.cancel()
+            if error is None and not future.cancelled():
+                yield running[future], future.result()
+        if failed is not None:
+            raise failed
 
 
 def _file(folder: Path, cell: Cell) -> Path:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +90,11 @@ def run_config(
     if not spec.startswith("builtin:"):
         spec = str((settings.data or Path()) / spec)
     options: dict[str, Any] = {"max_steps": steps_of(model, settings), **(train or {})}
+    recipe = resolve(RunConfig(model=model, preset=settings.scale, data=spec))  # type: ignore[arg-type]
+    options = {**_looks(model, options["max_steps"] or recipe.train.max_steps or 1), **options}
     fields, cut = {**(changes or {})}, {**(samples or {})}
+    if settings.scale == "tiny":
+        options["patience"] = 0  # too short to lose it
     if settings.quick:
         fields = {**fields, **_QUICK[model]}
         cut = {**cut, **({"length": 32, "vocab_size": 300} if model in ("bert", "opt") else {})}
@@ -104,7 +110,7 @@ def run_config(
             data=spec,
             out="unnamed",
             changes=fields,
-            train=TrainConfig(**{**_looks(options), **options}),
+            train=TrainConfig(**options),
             samples=DataConfig(**cut),
         )
     )
@@ -114,19 +120,12 @@ def run_config(
     return dataclasses.replace(config, out=str(settings.out / group / "runs" / "-".join(parts)))
 
 
-def _looks(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Enough points for a curve, however long the run; checkpoints to go on from after a kill."""
-    steps = options["max_steps"]
-    if steps is None:
-        return dict(eval_batches=_MEASURED)
+def _looks(model: str, steps: int) -> dict[str, Any]:
+    """Twenty points for a curve, however long the run, and checkpoints to go on from after a kill."""
     often = max(steps // 20, 1)
-    return dict(
-        eval_batches=_MEASURED,
-        eval_steps=often,
-        outlier_steps=often,
-        log_steps=max(often // 5, 1),
-        save_steps=5 * often,
-    )
+    looks = dict(eval_steps=often, outlier_steps=often, log_steps=max(often // 5, 1), save_steps=2 * often, keep=1)
+    # perplexity needs few of many texts; pictures and windows are few
+    return {**looks, "eval_batches": 16} if model in ("bert", "opt") else looks
 
 
 def finished(config: RunConfig, settings: Settings) -> RunFolder:
@@ -134,21 +133,25 @@ def finished(config: RunConfig, settings: Settings) -> RunFolder:
     if settings.workers > 1 and not settings.device.startswith("cuda"):
         torch.set_num_threads(max((os.cpu_count() or 1) // settings.workers, 1))
     train(config, resume=True, quiet=True)
-    return RunFolder(config.out)
+    folder = RunFolder(config.out)
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)  # of no more use, and as large as three models
+    return folder
 
 
 def measured(config: RunConfig, settings: Settings, split: str = "validation") -> Values:
     """A finished run's model: outliers as the paper measures them, its metrics, its size."""
     model, prepared = _opened(config, settings)
     given = _some(prepared, split, 1 if settings.quick else _MEASURED)
-    report = measure(model, given, attention=False, limit=_WATCHED)
+    watched = _some(prepared, split, 1 if settings.quick else _WATCHED)
+    report = measure(model, watched, attention=False)
     return {
         "kurtosis": report.avg_kurtosis,
         "inf_norm": report.max_inf_norm,
         "max_abs": report.max_abs,
         "metrics": metric_for(prepared.task)(model, given),
         "parameters": model_summary(model).parameters,
-        "steps": config.train.max_steps,
+        "steps": json.loads((RunFolder(config.out).path / "result.json").read_text())["steps"],
+        "max_steps": config.train.max_steps,
         "lr": config.train.lr,
         "batch": config.train.batch_size,
         "data": _plain(config.data, settings),

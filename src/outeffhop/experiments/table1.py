@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from outeffhop.experiments import paper
+from outeffhop.experiments.comparing import surplus
 from outeffhop.experiments.experiment import Cell, Experiment, Result, Settings, Table, Values, Verdict
 from outeffhop.experiments.models import CHIEF, DATA, finished, measured, needs, quantized, run_config, steps_of
 from outeffhop.experiments.ranking import mean_std
+from outeffhop.models import presets
 
 __all__ = ["EXPERIMENT", "cut_verdict", "loss_verdict"]
 
@@ -55,10 +57,11 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
 def conditions(grouped: Found, settings: Settings) -> Values:
     said = {"seeds": settings.seeds, "precision": "bf16" if settings.device.startswith("cuda") else "fp32"}
     for model in paper.NAMES:
-        one = next((values[0] for (m, _), values in grouped.items() if m == model), None)
-        if one is not None:
-            text = "{data}: {steps} steps of {batch}, lr {lr:g}".format(**one)
-            said[paper.NAMES[model]] = text
+        runs = [value for (m, _), values in grouped.items() if m == model for value in values]
+        if runs:
+            least, most = min(r["steps"] for r in runs), max(r["steps"] for r in runs)
+            steps = f"{least}" if least == most else f"{least} to {most}, as patience lasted,"
+            said[paper.NAMES[model]] = "{data}: {s} steps of {batch}, lr {lr:g}".format(s=steps, **runs[0])
     said["W8A8"] = "weights and activations per tensor, static; three calibration draws for every trained model"
     return said
 
@@ -107,7 +110,7 @@ def _table(model: str, grouped: Found) -> Table:
             over(lambda v: _w8a8(model, v)),
             f"{values[0]['parameters'] / 1e6:.3f}M" if values else None,
         ]
-        size = paper.PARAMETERS[model][method.startswith("gated")]
+        size = presets.MODELS[model].paper_parameters[method.startswith("gated")]
         rows.append([method, *ours, *printed, f"{size:g}M"])
     papers = [f"paper: {name}" for name in names]
     return Table(
@@ -181,16 +184,15 @@ def cut_verdict(what: str, cuts: list[float], claimed: float, printed: float, wh
 
 
 def loss_verdict(name: str, metric: str, old: list[float], new: list[float]) -> Verdict:
-    """A difference within the spread of the seeds, or calibration draws, is none."""
+    """A difference within what seeds, or calibration draws, make by themselves is none."""
     claim = f"{name}: OutEffHop loses less {metric} in W8A8 than vanilla"
     if metric != "top-1 accuracy":
         claim = f"{name}: {metric} rises less in W8A8 with OutEffHop than with vanilla"
     if not old or not new:
         return Verdict(claim, "not measured", "")
     numbers = f"{mean_std(new, 3)} against {mean_std(old, 3)}"
-    spread = max((stdev(v) for v in (old, new) if len(v) > 1), default=0.0)
-    difference = mean(old) - mean(new)
-    kind: Any = "not seen" if abs(difference) <= spread else "confirmed" if difference > 0 else "contradicted"
+    gain = surplus(old, new)
+    kind: Any = "confirmed" if gain > 0 else "contradicted" if gain < 0 else "not seen"
     return Verdict(claim, kind, numbers)
 
 

@@ -49,7 +49,12 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
     ]
     for name, title, caption, draw in (
         ("layers", "By layer (Figure 3)", "The largest inf norm among the tensors of a layer.", _draw_layers),
-        ("components", "Within one layer (Figure 4)", "Each tensor of the last layer but one.", _draw_components),
+        (
+            "components",
+            "Within one layer (Figure 4)",
+            "The five largest tensors of the last layer but one.",
+            _draw_components,
+        ),
     ):
         draw(curves, models, folder, name)
         figures.append(Figure(name, title, f"{caption} Solid: vanilla; dashed: OutEffHop."))
@@ -97,7 +102,8 @@ def _draw_methods(curves: dict[tuple[str, str], Values], models: list[str], fold
                 values = curves[model, method]
                 axis.plot(values["steps"], values["max_inf_norm"], color=drawing.colour(method), label=method)
         axis.set_title(f"{paper.NAMES[model]}, {pair[0]}", fontsize=9)
-        axis.legend(fontsize=7, frameon=False)
+        if axis.lines:
+            axis.legend(fontsize=7, frameon=False)
     _label(figure, "max inf norm")
     drawing.save(figure, folder, "methods")
 

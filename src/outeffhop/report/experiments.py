@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outeffhop.experiments.experiment import Figure, Result, Table, Verdict
-from outeffhop.experiments.ranking import ranks
+from outeffhop.experiments.ranking import number_of, ranks
 from outeffhop.experiments.registry import NAMES
 from outeffhop.outliers.saving import write_whole
 from outeffhop.report.html import Section, page
@@ -96,26 +96,28 @@ def _figure(figure: Figure, folder: Path) -> str:
 
 def _table(table: Table) -> str:
     marks = ranks(table)
-    of_paper = [str(column).startswith("paper: ") for column in table.columns]
-    head = "".join(
-        f"<th{_classes(['paper'] if theirs else [])}>{escape(str(column))}</th>"
-        for column, theirs in zip(table.columns, of_paper, strict=True)
-    )
+    kinds = [_kinds(str(column), [row[j] for row in table.rows]) for j, column in enumerate(table.columns)]
+    pairs = zip(table.columns, kinds, strict=True)
+    head = "".join(f"<th{_classes(kind)}>{escape(str(column))}</th>" for column, kind in pairs)
     at = None if table.group is None else list(table.columns).index(table.group)
-    body, last = [], None
+    rows, last = [f"<tr>{head}</tr>"], None
     for i, row in enumerate(table.rows):
         begins = at is not None and i > 0 and row[at] != last
         last = None if at is None else row[at]
-        cells = "".join(_cell(entry, marks.get((i, j)), of_paper[j]) for j, entry in enumerate(row))
-        body.append(f"<tr{_classes(['parted'] if begins else [])}>{cells}</tr>")
+        marked = [[_CLASSES[marks[i, j]]] if (i, j) in marks else [] for j in range(len(row))]
+        cells = "".join(
+            f"<td{_classes(marked[j] + kinds[j])}>{escape(_text(entry))}</td>" for j, entry in enumerate(row)
+        )
+        rows.append(f"<tr{_classes(['parted'] if begins else [])}>{cells}</tr>")
     note = f"<p>{escape(table.note)}</p>" if table.note else ""
-    rows = "\n".join([f"<tr>{head}</tr>", *body])
-    return f'<h3>{escape(table.title)}</h3>{note}<div class="wide"><table class="results">\n{rows}\n</table></div>'
+    body = "\n".join(rows)
+    return f'<h3>{escape(table.title)}</h3>{note}<div class="wide"><table class="results">\n{body}\n</table></div>'
 
 
-def _cell(entry: Any, rank: int | None, of_paper: bool) -> str:
-    classes = [_CLASSES[rank]] if rank in _CLASSES else []
-    return f"<td{_classes(classes + ['paper'] * of_paper)}>{escape(_text(entry))}</td>"
+def _kinds(column: str, entries: list[Any]) -> list[str]:
+    """Classes of a whole column: words stand to the left, numbers to the right, the paper's in a softer colour."""
+    words = any(isinstance(entry, str) for entry in entries) and all(number_of(entry) is None for entry in entries)
+    return ["paper"] * column.startswith("paper: ") + ["text"] * (words and not column.startswith("paper: "))
 
 
 def _classes(names: list[str]) -> str:

@@ -42,6 +42,7 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
 td.best { font-weight: 700; }
 td.second { text-decoration: underline; text-underline-offset: .15em; }
 td.paper, th.paper { color: var(--soft); }
+td.text, th.text { text-align: left; }
 tr.parted td { border-top: 2px solid var(--line); }
 .confirmed { color: var(--good); font-weight: 700; }
 .contradicted { color: var(--bad); font-weight: 700; }
@@ -52,7 +53,8 @@ tr.parted td { border-top: 2px solid var(--line); }
 table.results th { white-space: normal; vertical-align: bottom; min-width: 4.5rem; }
 table.results td:first-child, table.results th:first-child { position: sticky; left: 0; background: var(--ground); }
 figure { margin: 1rem 0; }
-figure img { display: block; width: 100%; max-width: 60rem; height: auto; background: #fff; border-radius: .5rem; }
+figure img { display: block; width: 100%; max-width: 60rem; height: auto; background: #fff; padding: .5rem;
+  border-radius: .5rem; }
 figcaption { color: var(--soft); font-size: .85rem; margin-top: .3rem; max-width: 48rem; }
 .conditions { color: var(--soft); font-size: .85rem; overflow-wrap: anywhere; }
 .conditions b { color: var(--text); font-weight: 600; }

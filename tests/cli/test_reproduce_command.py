@@ -1,0 +1,62 @@
+"""``outeffhop reproduce``: what it lists, prints, writes and refuses."""
+
+import json
+
+import pytest
+
+from outeffhop.cli.main import main
+from outeffhop.cli.reproduce import show
+from outeffhop.experiments import Result, Table, Verdict
+from outeffhop.experiments.registry import NAMES, find
+
+
+def test_without_a_name_it_lists_what_there_is(capsys):
+    assert main(["reproduce"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()[2:]] == list(NAMES)
+    assert "Figure 1" in out
+    assert main(["reproduce", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [(e["name"], e["of"]) for e in listed] == [(name, find(name).of) for name in NAMES]
+
+
+def test_an_experiment_from_beginning_to_page(tmp_path, capsys):
+    arguments = ["reproduce", "energy", "--quick", "--out", str(tmp_path), "--device", "cpu"]
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    for words in ("Figure 1", "CONTRADICTED: The zero-energy point", "eigenvalue 3.00", "these numbers mean nothing"):
+        assert words in captured.out
+    assert "14 of 14" in captured.err
+    assert "energy" in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "energy" / "energy.png").exists()
+    assert main([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "14 of 14 cells are there already" in captured.err
+    assert json.loads(captured.out)[0] == json.loads((tmp_path / "energy" / "result.json").read_text())
+
+
+def test_best_and_second_best_are_marked(capsys):
+    table = Table("T", ["model", "error"], [["a", "3 ± 1"], ["b", 1.25], ["c", 2]], {"error": "low"}, note="of three")
+    show(Result("n", "Table 9", "about it", [table], verdicts=[Verdict("claim", "not seen", "1 of 2")]))
+    out = capsys.readouterr().out
+    for words in ("a      3 ± 1", "b      1.25 *", "c      2 +", "* best, + second best", "of three"):
+        assert words in out
+    assert "3 ± 1 " not in out
+    assert "NOT SEEN: claim\n    1 of 2" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["enrgy"], "name='enrgy' is unknown; did you mean 'energy'"),
+        (["energy", "--seeds", "0"], "seeds=0: at least 1"),
+        (["energy", "--workers", "0"], "workers=0: at least 1"),
+        (["energy", "--data", "nowhere"], "data='nowhere' is no folder"),
+        (["mil", "--scale", "small"], "needs the folder 'mil'"),
+        (["all", "--scale", "small"], "needs the folder"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_written(arguments, says, tmp_path, capsys):
+    assert main(["reproduce", *arguments, "--out", str(tmp_path / "results"), "--device", "cpu"]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()

@@ -1,0 +1,307 @@
+"""The experiments that train: what they measure is what the saved models give, and verdicts follow the numbers."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from outeffhop.data import prepare
+from outeffhop.experiments import Result, Settings, paper, run
+from outeffhop.experiments import models as shared
+from outeffhop.experiments.comparing import surplus
+from outeffhop.experiments.convergence import speed_verdict
+from outeffhop.experiments.cost import time_verdict
+from outeffhop.experiments.registry import find
+from outeffhop.experiments.table1 import cut_verdict, loss_verdict
+from outeffhop.experiments.table2 import rank, top_two, top_two_verdict
+from outeffhop.experiments.training_outliers import growth_verdict
+from outeffhop.models import presets
+from outeffhop.models.loading import load_checkpoint
+from outeffhop.outliers import measure
+from outeffhop.quantization import Calibration, Scheme, freeze, simulate
+from outeffhop.training.trainer import RunTrainer
+
+PAIR = ("opt-vanilla-0", "opt-outeffhop-0")
+
+
+def only(name, *keys):
+    """An experiment with some of its cells."""
+    experiment = find(name)
+    chosen = lambda settings: [c for c in experiment.cells(settings) if not keys or c.key in keys]  # noqa: E731
+    return dataclasses.replace(experiment, cells=chosen)
+
+
+def quick(out):
+    return Settings(out=Path(out), seeds=1, quick=True)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTEFFHOP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def table1(cache, tmp_path_factory):
+    """OPT with two methods, trained and measured."""
+    out = tmp_path_factory.mktemp("table1")
+    return out, run(only("table1", *PAIR), quick(out), tell=lambda _: None)
+
+
+def cell(out, key, name="table1"):
+    return json.loads((Path(out) / name / "cells" / f"{key}.json").read_text())["found"]
+
+
+def perplexity(model, given):
+    with torch.no_grad():
+        return math.exp(float(model(**given).loss))
+
+
+@pytest.mark.parametrize("key", PAIR)
+def test_numbers_are_those_of_the_saved_model(table1, key):
+    out, _ = table1
+    folder = out / "table1" / "runs" / f"tiny-quick-{key[:-2]}-4steps-seed0" / "model"
+    model, found = load_checkpoint(folder), cell(out, key)
+    prepared = prepare("builtin:text", "clm", tokenizer=folder, length=32)
+    size = len(prepared.validation)
+    given = prepared.eval_collate([prepared.validation[i * size // 32] for i in range(32)])
+    order = torch.randperm(len(prepared.train), generator=torch.Generator().manual_seed(0))[:32]
+    calibration = prepared.eval_collate([prepared.train[int(i)] for i in order])
+
+    quantized = simulate(model, scheme=Scheme.parse("W8A8").with_range("percentile"))
+    with Calibration(quantized), torch.no_grad():
+        quantized(**calibration)
+    freeze(quantized)
+
+    report = measure(model, [given])
+    assert found["metrics"]["perplexity"] == pytest.approx(perplexity(model, given), rel=1e-6)
+    assert found["w8a8"]["perplexity"] == pytest.approx([perplexity(quantized, given)], rel=1e-6)
+    assert found["w8a8"]["perplexity"][0] != found["metrics"]["perplexity"]
+    assert found["inf_norm"] == pytest.approx(report.max_inf_norm)
+    assert found["kurtosis"] == pytest.approx(report.avg_kurtosis)
+    assert found["parameters"] == sum(p.numel() for p in model.parameters())
+
+
+def test_table1_shows_what_is_measured_and_leaves_the_rest_empty(table1):
+    out, result = table1
+    assert Result.load(out / "table1" / "result.json").tables[2].title == "OPT"
+    opt = {row[0]: row[1:] for row in result.tables[2].rows}
+    assert opt["outeffhop"][0] == f"{cell(out, PAIR[1])['kurtosis']:.4g}"
+    assert opt["gated"][:5] == [None] * 5
+    assert opt["gated"][5:9] == list(paper.TABLE1["opt", "gated"])
+    assert result.verdicts[0].verdict == "not measured"  # one of four models
+    assert {v.claim[:4]: v.verdict != "not measured" for v in result.verdicts[2:]} == {
+        "BERT": False,
+        "OPT:": True,
+        "ViT:": False,
+        "STan": False,
+    }
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+torch.set_num_threads(1)
+from test_model_experiments import PAIR, only, quick, run
+from outeffhop.training.trainer import RunTrainer
+step, calls = RunTrainer.training_step, iter(range(1, 100))
+def counted(*args, **kwargs):
+    if next(calls) == 7:  # the second run, after its checkpoint of step 2
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(*args, **kwargs)
+RunTrainer.training_step = counted
+run(only("table1", *PAIR), quick(sys.argv[2]))
+"""
+
+
+def test_a_killed_experiment_goes_on_where_it_stopped(table1, tmp_path, monkeypatch):
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path)]
+    killed = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert killed.returncode == -9, killed.stderr
+    assert cell(tmp_path, PAIR[0])
+    step, calls = RunTrainer.training_step, []
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(RunTrainer, "training_step", counted)
+    run(only("table1", *PAIR), quick(tmp_path), tell=lambda _: None)
+    assert len(calls) == 2  # of eight
+    again, whole = cell(tmp_path, PAIR[1]), cell(table1[0], PAIR[1])
+    assert again["metrics"] == pytest.approx(whole["metrics"], rel=1e-5)
+
+
+def test_training_outliers_come_from_the_runs_of_table1(table1):
+    out, _ = table1
+    runs = {path: path.stat().st_mtime_ns for path in (out / "table1" / "runs").glob("*/result.json")}
+    result = run(only("training-outliers", *PAIR), quick(out), tell=lambda _: None)
+    assert {path: path.stat().st_mtime_ns for path in (out / "table1" / "runs").glob("*/result.json")} == runs
+    lines = (out / "table1" / "runs" / "tiny-quick-opt-vanilla-4steps-seed0" / "metrics.jsonl").read_text().splitlines()
+    norms = [line["max_inf_norm"] for line in map(json.loads, lines) if "tensors" in line]
+    found = cell(out, PAIR[0], "training-outliers")
+    assert found["max_inf_norm"] == norms
+    assert found["steps"] == [2, 4]
+    assert max(values[-1] for values in found["tensors"].values()) == norms[-1]
+    assert next(row[3] for row in result.tables[0].rows) == norms[-1]
+    assert all(
+        (out / "training-outliers" / f"{f.name}.{kind}").is_file() for f in result.figures for kind in ("svg", "png")
+    )
+
+
+def test_convergence_compares_three_different_layers(cache, tmp_path):
+    result = run(only("convergence"), quick(tmp_path), tell=lambda _: None)
+    curves = [
+        [loss for _, loss in cell(tmp_path, f"{m}-0", "convergence")["loss"]]
+        for m in ("vanilla", "sparse", "outeffhop")
+    ]
+    assert len({tuple(curve) for curve in curves}) == 3
+    assert (tmp_path / "convergence" / "curves.png").is_file()
+    assert [row[0] for row in result.tables[0].rows] == ["dense", "sparse", "outeffhop"]
+
+
+def test_table2_forecasts_with_four_layers(cache, tmp_path):
+    keys = [f"synthetic-24-{method}-0" for method in paper.FORECASTERS]
+    result = run(only("table2", *keys), quick(tmp_path), tell=lambda _: None)
+    found = [cell(tmp_path, key, "table2") for key in keys]
+    assert [row[2] for row in result.tables[0].rows] == [f"{f['metrics']['mse']:.4g}" for f in found]
+    better = sum(f["kurtosis"] < found[3]["kurtosis"] for f in found)
+    assert result.tables[1].rows[0][3] == better + 1
+    assert f"of {2}" in result.verdicts[0].numbers
+
+
+def test_cost_times_both_methods(tmp_path):
+    result = run(only("cost", "vit", "stanhop"), quick(tmp_path), tell=lambda _: None)
+    seconds = cell(tmp_path, "vit", "cost")["seconds"]
+    assert {method: len(times) for method, times in seconds.items()} == {"vanilla": 3, "outeffhop": 3}
+    assert [row[:2] for row in result.tables[0].rows[:2]] == [["ViT", "vanilla"], ["ViT", "outeffhop"]]
+    assert result.tables[0].rows[0][5] == "not measured"  # the memory of a CPU
+
+
+# made-up numbers
+
+
+def made(**kurtosis):
+    return {("a", 24, m.replace("_", "-")): {"kurtosis": v, "inf_norm": -v, "mse": 1.0} for m, v in kurtosis.items()}
+
+
+def test_ranks_of_made_up_forecasts():
+    means = made(vanilla=1.0, sparse=2.0, gsh=4.0, outeffhop=3.0)
+    assert rank(means, "a", 24, "kurtosis") == 3
+    assert rank(means, "a", 24, "inf_norm") == 2
+    assert rank(means, "a", 24, "mse") == 1  # equal numbers share the best rank
+    assert top_two(means) == (1, 2)
+    del means["a", 24, "gsh"]
+    assert rank(means, "a", 24, "kurtosis") is None
+    assert top_two(means) == (0, 0)
+
+
+def test_surplus_is_beyond_two_standard_errors():
+    assert surplus([3.0, 5.0], [1.0, 1.0]) == 3.0  # the standard error is 1
+    assert surplus([1.0, 1.0], [3.0, 5.0]) == -3.0
+    assert surplus([3.0, 5.0], [2.0, 2.0]) == 0.0
+    assert surplus([3.0], [2.5]) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("good", "of", "said"),
+    [(25, 30, "confirmed"), (24, 30, "not seen"), (15, 30, "contradicted"), (0, 0, "not measured")],
+)
+def test_top_two_verdict(good, of, said):
+    assert top_two_verdict(good, of).verdict == said
+
+
+@pytest.mark.parametrize(
+    ("cuts", "said"),
+    [([0.5, 0.0], "confirmed"), ([0.3, 0.1], "not seen"), ([0.5, -0.6], "contradicted"), ([], "not measured")],
+)
+def test_cut_verdict(cuts, said):
+    assert cut_verdict("kurtosis", cuts, 0.22, 0.5).verdict == said
+
+
+def test_cut_verdict_needs_every_model():
+    assert cut_verdict("kurtosis", [0.9], 0.22, 0.5, whole=False).verdict == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ([2.0, 2.1], [1.0, 1.1], "confirmed"),
+        ([1.0, 1.1], [2.0, 2.1], "contradicted"),
+        ([1.0, 3.0], [1.9, 2.0], "not seen"),
+        ([1.0], [], "not measured"),
+    ],
+)
+def test_loss_verdict(old, new, said):
+    assert loss_verdict("OPT", "perplexity", old, new).verdict == said
+
+
+@pytest.mark.parametrize(
+    ("new", "said"), [([9, 2, 2], "confirmed"), ([1, 4, 4], "contradicted"), ([9, 3, 3.1], "not seen")]
+)
+def test_growth_verdict_is_of_the_second_half(new, said):
+    curves = {("opt", "vanilla"): {"max_inf_norm": [1, 3, 3]}, ("opt", "outeffhop"): {"max_inf_norm": new}}
+    assert growth_verdict("OPT", curves, "opt").verdict == said
+    assert growth_verdict("BERT", curves, "bert").verdict == "not measured"
+
+
+@pytest.mark.parametrize(("own", "said"), [([60, 61], "confirmed"), ([40, 41], "contradicted"), ([50, 56], "not seen")])
+def test_speed_verdict_is_against_the_better_rival(own, said):
+    assert speed_verdict({"vanilla": [50, 51], "sparse": [52, 53], "outeffhop": own}).verdict == said
+    assert speed_verdict({"vanilla": [50], "outeffhop": own}).verdict == "not measured"
+
+
+@pytest.mark.parametrize(("seconds", "said"), [([1.0, 1.05], "confirmed"), ([1.0, 2.0, 3.0], "contradicted")])
+def test_time_verdict(seconds, said):
+    assert time_verdict({"opt": {"vanilla": [1.0, 1.0], "outeffhop": seconds}}).verdict == said
+
+
+def test_the_papers_numbers_agree_with_its_claims():
+    assert paper.top_two() == paper.CLAIMED_TOP_TWO
+    assert paper.cut("kurtosis") > paper.CLAIMED_KURTOSIS_CUT
+    assert paper.cut("inf_norm") > paper.CLAIMED_INF_NORM_CUT
+    both = (
+        [paper.TABLE2["ETTh1", 24, m] for m in ("vanilla", "outeffhop")],
+        [paper.TABLE1["stanhop", m] for m in ("vanilla", "outeffhop")],
+    )
+    assert [(f.kurtosis, f.inf_norm) for f in both[0]] == [(o.kurtosis, o.inf_norm) for o in both[1]]
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_larger_scales_name_the_data_they_need(scale):
+    settings = Settings(scale=scale)
+    for name in ("table1", "table2", "training-outliers", "convergence"):
+        experiment = find(name)
+        assert experiment.needs(settings)
+        with pytest.raises(ValueError, match="--data FOLDER"):
+            run(experiment, settings)
+        assert all(cell.key for cell in experiment.cells(settings))
+    assert not find("cost").needs(settings)
+
+
+def test_every_small_run_can_be_configured(tmp_path):
+    settings = Settings(scale="small", out=tmp_path, data=tmp_path)
+    for model in presets.MODELS:
+        config = shared.run_config(settings, model, "gated-outeffhop", 1)
+        assert config.preset == "small"
+        assert config.train.seed == 1
+        assert config.train.max_steps >= 4000
+    assert len({c.key for c in find("table2").cells(settings)}) == 3 * 15 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_the_whole_tiny_table1(tmp_path):
+    result = run(find("table1"), Settings(out=tmp_path, seeds=1))
+    assert all(None not in row for table in result.tables for row in table.rows)
+    assert all(v.verdict != "not measured" for v in result.verdicts)
+    for key in ("opt-vanilla-0", "opt-outeffhop-0"):  # it has learned: uniform guesses have 1024
+        assert cell(tmp_path, key)["metrics"]["perplexity"] < 50
