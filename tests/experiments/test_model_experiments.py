@@ -41,6 +41,15 @@ def quick(out):
     return Settings(out=Path(out), seeds=1, quick=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Models this small only wait for a second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:

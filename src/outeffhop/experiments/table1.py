@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -77,7 +76,7 @@ def _full(model: str, values: Values) -> float:
 
 
 def _w8a8(model: str, values: Values) -> float:
-    return mean(values["w8a8"][CHIEF[model][0]]) * _unit(model)
+    return mean(map(float, values["w8a8"][CHIEF[model][0]])) * _unit(model)
 
 
 def _loss(model: str, full: float, w8a8: float) -> float:
@@ -90,7 +89,7 @@ def _losses(model: str, values: list[Values]) -> list[float]:
     if len(values) != 1:
         return [_loss(model, _full(model, v), _w8a8(model, v)) for v in values]
     draws = values[0]["w8a8"][CHIEF[model][0]]
-    return [_loss(model, _full(model, values[0]), draw * _unit(model)) for draw in draws]
+    return [_loss(model, _full(model, values[0]), float(draw) * _unit(model)) for draw in draws]
 
 
 def _table(model: str, grouped: Found) -> Table:
@@ -99,17 +98,14 @@ def _table(model: str, grouped: Found) -> Table:
     rows = []
     for method in paper.METHODS:
         values, printed = grouped.get((model, method), []), paper.TABLE1[model, method]
-
-        def over(of: Callable[[Values], float], seeds: list[Values] = values) -> str | None:
-            return mean_std([of(v) for v in seeds]) if seeds else None
-
-        ours = [
-            over(lambda v: v["kurtosis"]),
-            over(lambda v: v["inf_norm"]),
-            over(lambda v: _full(model, v)),
-            over(lambda v: _w8a8(model, v)),
-            f"{values[0]['parameters'] / 1e6:.3f}M" if values else None,
+        seen = [
+            [float(v["kurtosis"]) for v in values],
+            [float(v["inf_norm"]) for v in values],
+            [_full(model, v) for v in values],
+            [_w8a8(model, v) for v in values],
         ]
+        ours = [mean_std(numbers) if numbers else None for numbers in seen]
+        ours.append(f"{values[0]['parameters'] / 1e6:.3f}M" if values else None)
         size = presets.MODELS[model].paper_parameters[method.startswith("gated")]
         rows.append([method, *ours, *printed, f"{size:g}M"])
     papers = [f"paper: {name}" for name in names]
@@ -145,7 +141,7 @@ def _summary(grouped: Found) -> Table:
 
 
 def _cut(old: list[Values], new: list[Values], field: str) -> float:
-    return 1 - mean(v[field] for v in new) / mean(v[field] for v in old)
+    return 1 - mean(float(v[field]) for v in new) / mean(float(v[field]) for v in old)
 
 
 def _percent(cut: float) -> str:
