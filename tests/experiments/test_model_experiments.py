@@ -313,4 +313,4 @@ def test_the_whole_tiny_table1(tmp_path):
     assert all(None not in row for table in result.tables for row in table.rows)
     assert all(v.verdict != "not measured" for v in result.verdicts)
     for key in ("opt-vanilla-0", "opt-outeffhop-0"):  # it has learned: uniform guesses have 1024
-        assert cell(tmp_path, key)["metrics"]["perplexity"] < 50
+        assert cell(tmp_path, key)["metrics"]["perplexity"] < 100

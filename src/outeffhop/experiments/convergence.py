@@ -31,6 +31,10 @@ _CHANGES = dict(
     num_hidden_layers=6,
     num_attention_heads=8,
 )
+_MODEL = (
+    "the paper's width 512, inner width 1024 and dropout 0.3; 6 layers of 8 heads, which it does not give; patches "
+    "of 4 on pictures of 32, as its 32 are on pictures enlarged to 256"
+)
 _TRAIN = dict(
     lr=paper.CONVERGENCE["lr"],
     batch_size=paper.CONVERGENCE["batch"],
@@ -98,7 +102,8 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         [speed_verdict({m: [_over(v, "accuracy") for v in values] for m, values in seeds.items()})],
         {"data": "builtin:images" if settings.scale == "tiny" else "cifar10", "seeds": settings.seeds}
         | {"steps": one["accuracy"][-1][0], "batch": one["batch"], "learning rate": one["lr"]}
-        | {"layers": "softmax, sparsemax and softmax1: three different normalizers, as the comparison needs"},
+        | {"layers": "softmax, sparsemax and softmax1: three different normalizers, as the comparison needs"}
+        | ({} if settings.scale == "tiny" else {"model": _MODEL}),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outeffhop.experiments.experiment import Figure, Result, Table, Verdict
-from outeffhop.experiments.ranking import number_of, ranks
+from outeffhop.experiments.ranking import ranks
 from outeffhop.experiments.registry import NAMES
 from outeffhop.outliers.saving import write_whole
 from outeffhop.report.html import Section, page
@@ -116,7 +116,8 @@ def _table(table: Table) -> str:
 
 def _kinds(column: str, entries: list[Any]) -> list[str]:
     """Classes of a whole column: words stand to the left, numbers to the right, the paper's in a softer colour."""
-    words = any(isinstance(entry, str) for entry in entries) and all(number_of(entry) is None for entry in entries)
+    texts = [entry for entry in entries if entry is not None]
+    words = bool(texts) and all(isinstance(text, str) and text[:1].isalpha() for text in texts)
     return ["paper"] * column.startswith("paper: ") + ["text"] * (words and not column.startswith("paper: "))
 
 
