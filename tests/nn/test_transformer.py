@@ -93,6 +93,9 @@ def _train(rank, world, address, out):
         optimizer.step()
     if rank == 0:
         torch.save(layer.state_dict(), out)
+    # in this order: what communicates goes before the group it communicates in, and no rank leaves another waiting
+    del model, optimizer
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 

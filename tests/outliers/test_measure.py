@@ -5,7 +5,7 @@ import math
 import pytest
 import tiny
 import torch
-from plain import plain_stats
+from by_hand import plain_stats
 from torch import nn
 
 import outeffhop

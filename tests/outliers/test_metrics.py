@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from plain import plain_stats
+from by_hand import plain_stats
 
 from outeffhop.outliers.accumulate import TensorSums
 from outeffhop.outliers.metrics import batch_stats
