@@ -58,8 +58,10 @@ def test_heat_map_is_svg_with_every_value():
 
 
 def test_heat_map_of_nothing_and_of_one_value():
-    ElementTree.fromstring(heat_map([], [], []))
-    ElementTree.fromstring(heat_map(["a"], ["0"], [[0.0]], logarithmic=True))
+    rect = "{http://www.w3.org/2000/svg}rect"
+    assert not list(ElementTree.fromstring(heat_map([], [], [])).iter(rect))
+    (only,) = ElementTree.fromstring(heat_map(["a"], ["0"], [[0.0]], logarithmic=True)).iter(rect)
+    assert only.get("fill") == "#440154"  # the low end: there is nothing to compare with
 
 
 def test_the_outlier_page_shows_layers_heads_and_what_is_broken():

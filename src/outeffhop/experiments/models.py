@@ -40,8 +40,8 @@ DATA: dict[str, dict[str, str]] = {
     "small": {"bert": "prose", "opt": "prose", "vit": "cifar10", "stanhop": "ett/ETTh1.csv"},
     "paper": {"bert": "prose", "opt": "prose", "vit": "imagenet", "stanhop": "ett/ETTh1.csv"},
 }
-# optimizer steps of the tiny runs: the whole of Table 1 in half an hour on two cores. Others are as long as
-# their recipe says
+# optimizer steps of the tiny runs, so few that two cores can do all of Table 1. Others are as long as their
+# recipe says
 STEPS = {"bert": 500, "opt": 800, "vit": 500, "stanhop": 400}
 _QUICK_STEPS = 4
 _QUICK = {  # one narrow layer

@@ -22,7 +22,7 @@ from outeffhop.training.run import build
 
 __all__ = ["Estimate", "estimate"]
 
-# Of a large matrix product's speed, what whole training steps reach: between 0.3 and 0.6 in our benchmarks.
+# Of a large matrix product's speed, what a whole training step is taken to reach: an assumption, not a measurement.
 _SHARE = 0.4
 
 
