@@ -1,37 +1,118 @@
-"""What the package does, in half a minute on any machine.
+"""What the package is for, seen on any machine in minutes.
 
-Until training is part of it, the demo shows the idea, the backends found here, and what attention
-with a no-op costs against vanilla attention.
+    python examples/demo.py --out demo
+
+A small OPT is trained twice on text that comes with Python, with softmax and with softmax1 (OutEffHop); outliers are
+watched as they grow, both models are quantized to 8 bits, and half-hidden digits are retrieved from memories of every
+kind. What was found is printed, and drawn in OUT/report.html. A demo that was stopped goes on where it was.
 """
 
-import subprocess
+from __future__ import annotations
+
+import argparse
 import sys
+import time
 from pathlib import Path
+from statistics import mean
 
-import torch
+import retrieve_digits
 
-import outeffhop
-from outeffhop.cli.main import main as command
+from outeffhop.cli.reproduce import show
+from outeffhop.experiments import drawing
+from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, run
+from outeffhop.experiments.models import finished, measured, quantized, run_config
+from outeffhop.experiments.ranking import mean_std
+from outeffhop.experiments.table1 import loss_verdict
+from outeffhop.experiments.training_outliers import curve_of, growth_verdict
+from outeffhop.report.experiments import write_report
+
+METHODS = ("vanilla", "outeffhop")
+ABOUT = "A tiny OPT trained with softmax and with softmax1: its outliers, and what 8 bits cost it."
 
 
 def main() -> None:
-    print("1. A head that finds nothing of interest. All scores are -10:")
-    nothing = torch.tensor([-10.0, -10.0, -10.0])
-    print(f"   softmax  {[round(p, 5) for p in torch.softmax(nothing, -1).tolist()]}  attends all the same")
-    print(f"   softmax1 {[round(p, 5) for p in outeffhop.softmax1(nothing).tolist()]}  attends to nothing")
-    outlier = torch.tensor([100.0, -10.0, -10.0])
-    print("   To attend to (almost) nothing, softmax must grow an outlier on a junk token, [100, -10, -10]:")
-    print(f"   softmax  {[float(f'{p:.1g}') for p in torch.softmax(outlier.double(), -1).tolist()]}\n")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for all of it (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=2000, help="of training, for each model (default %(default)s)")
+    arguments = parser.parse_args()
+    began = time.monotonic()
 
-    print("2. What is installed here, and which backends serve attention:")
-    command(["doctor"])
+    def cells(settings: Settings) -> list[Cell]:
+        models = [Cell(f"opt-{method}", {"method": method, "steps": arguments.steps}) for method in METHODS]
+        return [*models, Cell("digits")]
 
-    print("\n3. What softmax1 costs here, as a ratio to vanilla attention in the same run")
-    print("   (a short form of benchmarks/attention.py; small calls on a busy machine are noisy):", flush=True)
-    benchmark = Path(__file__).parent.parent / "benchmarks" / "attention.py"
-    subprocess.run([sys.executable, str(benchmark), "--quick", "--seconds", "0.5"], check=True)
+    demo = Experiment("demo", "Demo", ABOUT, cells, measure, conclude)
+    result = run(demo, Settings(out=arguments.out), tell=lambda line: print(line, file=sys.stderr))
+    page = write_report(arguments.out)
+    print()
+    show(result)
+    print(f"\n{(time.monotonic() - began) / 60:.1f} minutes. With figures: {page}")
+    print("Next: docs/quickstart.md goes through the same steps with your own data.")
 
-    print("\nNext: docs/quickstart.md trains a small model, measures its outliers and quantizes it.")
+
+def measure(cell: Cell, settings: Settings) -> Values:
+    if cell.key == "digits":
+        return {"table": retrieve_digits.compare()[1]}
+    method = cell.values["method"]
+    print(f"training OPT with {method}", file=sys.stderr)
+    config = run_config(settings, "opt", method, 0, group="demo", train={"max_steps": cell.values["steps"]})
+    folder = finished(config, settings, quiet=False)
+    print(f"measuring and quantizing OPT with {method}", file=sys.stderr)
+    return {**measured(config, settings), "w8a8": quantized(config, settings), "curve": curve_of(folder)}
+
+
+def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
+    models = {method: found[f"opt-{method}"] for method in METHODS}
+    losses = {m: [float(x) - v["metrics"]["perplexity"] for x in v["w8a8"]["perplexity"]] for m, v in models.items()}
+    columns = ["method", "max inf norm", "avg kurtosis", "perplexity", "in W8A8", "loss by W8A8"]
+    rows = [
+        [
+            method,
+            *(float(values[field]) for field in ("inf_norm", "kurtosis")),
+            float(values["metrics"]["perplexity"]),
+            mean(map(float, values["w8a8"]["perplexity"])),
+            mean_std(losses[method], 2),
+        ]
+        for method, values in models.items()
+    ]
+    note = "Everything of the model in 8 bits that the paper quantizes, per tensor; ± over three calibration draws."
+    digits = ["model", "β", "mean squared error", "digits found", "no-op weight of the negative"]
+    some = models["vanilla"]
+    return Result(
+        "demo",
+        "Demo",
+        ABOUT,
+        [
+            Table("OPT, trained here", columns, rows, dict.fromkeys(columns[1:], "low"), note=note),
+            Table("A hundred digits, retrieved from their upper halves", digits, found["digits"]["table"]),
+        ],
+        _figures(models, folder),
+        [
+            growth_verdict("OPT", {("opt", method): values["curve"] for method, values in models.items()}, "opt"),
+            loss_verdict("OPT", "perplexity", losses["vanilla"], losses["outeffhop"]),
+        ],
+        {
+            "model": f"OPT, 4 layers, 128 wide, {some['parameters'] / 1e6:.1f}M parameters; one seed",
+            "data": some["data"],
+            "training": f"{some['steps']} steps of {some['batch']} × 128 tokens, lr {some['lr']:g}",
+        },
+    )
+
+
+def _figures(models: dict[str, Values], folder: Path) -> list[Figure]:
+    figure, axis = drawing.new(6.4, 3.2)
+    for method, values in models.items():
+        curve = values["curve"]
+        axis.plot(curve["steps"], curve["max_inf_norm"], color=drawing.colour(method), label=method)
+    axis.set(xlabel="training steps", ylabel="max inf norm")
+    axis.legend(frameon=False)
+    drawing.save(figure, folder, "training")
+    rows, _, grey = retrieve_digits.compare()
+    retrieve_digits.draw(rows, grey, folder / "digits.png")
+    return [
+        Figure("training", "Outliers over training", "The largest of the tensors the paper looks at."),
+        Figure("digits", "Digits from memory", "The last query is a negative: nothing stored is like it."),
+    ]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ over pixels in [0, 1].
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import matplotlib as mpl
 
@@ -54,29 +55,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="retrieve_digits.png", help="the figure (default %(default)s)")
     arguments = parser.parse_args()
+    rows, table, grey = compare()
+    print(f"{'model':12} {'β':>4} {'mean squared error':>19} {'digits found':>13} {'no-op weight of the negative':>29}")
+    for name, beta, error, found, no_op in table:
+        print(f"{name:12} {beta:>4} {error:19.3f} {found:>13} {no_op:29.3f}")
+    draw(rows, grey, arguments.out)
+    print(f"written to {arguments.out}")
+
+
+Rows = dict[str, tuple[Tensor, Tensor | None]]  # name → images and, of answers, their errors
+
+
+def compare() -> tuple[Rows, list[tuple[str, str, float, str, float]], float]:
+    """What every model answers: as pictures, as a table, and the grey that the pictures are without."""
     pixels, labels = load()
     grey = pixels.mean()
     patterns = pixels - grey
     shown = torch.stack([(labels == digit).nonzero()[0, 0] for digit in range(10)])
     targets = torch.cat([patterns[shown], torch.zeros(1, 64)])  # to the last query nothing is the right answer
     queries = torch.cat([hide_lower_half(patterns[shown]), -patterns[shown[:1]]])
-    rows: dict[str, tuple[Tensor, Tensor | None]] = {"wanted": (targets, None), "query": (queries, None)}
-    print(f"{'model':12} {'β':>4} {'mean squared error':>19} {'digits found':>13} {'no-op weight of the negative':>29}")
+    rows: Rows = {"wanted": (targets, None), "query": (queries, None)}
+    table = []
     for name, (method, beta) in MODELS.items():
         memory = HopfieldMemory(patterns, beta, method)
         everyone = memory.retrieve(hide_lower_half(patterns)).state
-        error = (everyone - patterns).square().sum(1).mean()
-        found = (torch.cdist(everyone, patterns).argmin(1) == torch.arange(len(patterns))).sum()
+        error = float((everyone - patterns).square().sum(1).mean())
+        found = int((torch.cdist(everyone, patterns).argmin(1) == torch.arange(len(patterns))).sum())
         answer = memory.retrieve(queries)
         rows[name] = (answer.state, (answer.state - targets).square().sum(1))
         shown_beta = "" if method.startswith("polynomial") else f"{beta:g}"
-        found_text = f"{int(found)} of {len(patterns)}"
-        print(f"{name:12} {shown_beta:>4} {error:19.3f} {found_text:>13} {answer.no_op[-1]:29.3f}")
-    draw(rows, float(grey), arguments.out)
-    print(f"written to {arguments.out}")
+        table.append((name, shown_beta, error, f"{found} of {len(patterns)}", float(answer.no_op[-1])))
+    return rows, table, float(grey)
 
 
-def draw(rows: dict[str, tuple[Tensor, Tensor | None]], grey: float, out: str) -> None:
+def draw(rows: Rows, grey: float, out: str | Path) -> None:
     columns = len(next(iter(rows.values()))[0])
     figure, grid = plt.subplots(len(rows), columns, figsize=(1.05 * columns + 1.2, 1.3 * len(rows)))
     for (name, (images, errors)), line in zip(rows.items(), grid, strict=True):

@@ -42,6 +42,7 @@ for kind, given, *more in json.loads(sys.argv[1]):
         resume(given, quiet=True) if kind == "resume" else train(from_dict(given), quiet=True)
     except (ValueError, KeyboardInterrupt) as error:
         print(type(error).__name__, error, flush=True)
+torch.distributed.destroy_process_group()
 """
 
 

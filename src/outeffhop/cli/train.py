@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any, Literal
 
+import torch.distributed
 import tyro
 
 from outeffhop.cli.console import print_error, print_json, print_table, speaks
@@ -100,6 +101,9 @@ def _interruptible(out: str) -> Iterator[None]:
         if speaks() and RunFolder(out).exists:
             print_error(f"interrupted; go on with: outeffhop resume {out}")
         raise
+    # its threads must end before the interpreter does
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _config_in(arguments: Sequence[str]) -> RunConfig:
