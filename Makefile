@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-slow lint format bench clean
+.PHONY: help setup demo test test-slow wheel test-versions coverage lint format docs bench clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -20,12 +20,23 @@ setup: .venv/.installed ## the virtual environment with everything in it
 demo: setup ## softmax against softmax1, the backends found here, and what they cost
 	$(BIN)/python examples/demo.py
 
+# COVERAGE=1 counts the lines of src that run, in every process the tests start, and fails below 90 %
 test: setup ## every test but the slow ones
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 $(if $(COVERAGE),--cov --cov-report=term)
+
+coverage: ## the same, and which share of src it runs
+	$(MAKE) test COVERAGE=1
 
 test-slow: setup ## the long checks, some on a real checkpoint; more with OUTEFFHOP_DATA=folder
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,checkpoint]'
 	$(BIN)/python -m pytest -n 2 -m slow
+
+test-versions: setup ## the tests on the oldest and newest torch and transformers; makes environments of gigabytes
+	$(BIN)/python tools/versions.py
+
+wheel: setup ## sdist and wheel into dist/, tried in an empty environment
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m pytest -m '' tests/packaging
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff format --check .
@@ -36,8 +47,11 @@ format: setup ## let ruff rewrite the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: setup ## the documentation as a site, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: setup ## attention's cost here against vanilla attention; writes benchmarks/results/
 	$(BIN)/python benchmarks/attention.py
 
 clean: ## remove what the other targets made
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .versions build dist

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outeffhop.functional import clipped_softmax, entmax, softmax_n
-from outeffhop.methods import METHODS, Method, methods
+from outeffhop.methods import METHODS, Entry, Method, methods
 
 SIX = ["vanilla", "outeffhop", "clipped", "clipped-outeffhop", "gated", "gated-outeffhop"]
 WRITTEN = [
@@ -21,8 +21,12 @@ WRITTEN = [
     "clipped-outeffhop(zeta=1.003, alpha=12, n=2)",
     "gated(predictor=mlp, init=0.5)",
     "gated-outeffhop(sink=learned, gate=head, predictor=features, init=0.9)",
+    "gated(gate=element, predictor=features)",
     "gsh(alpha=1.7)",
     "polynomial(order=4)",
+    "vanilla(qk_norm=rms)",
+    "gsh(alpha=1.7, qk_norm=rms)",
+    "gated-outeffhop(sink=learned, gate=element, init=0.5, qk_norm=rms)",
 ]
 
 
@@ -53,7 +57,9 @@ def test_the_papers_six_come_first():
         ("outefhop", ["'outefhop'", "'outeffhop'"]),
         ("zzz", ["vanilla", "gsh"]),
         ("clipped(gama=1)", ["'clipped'", "'gama'", "'gamma'"]),
-        ("vanilla(n=2)", ["'vanilla'", "'n'", "none"]),
+        ("vanilla(n=2)", ["'vanilla'", "'n'", "there are: qk_norm"]),
+        ("vanilla(qk_norm=layer)", ["qk_norm='layer'", "none, rms"]),
+        ("gated(gate=elementwise)", ["'elementwise'", "'element'"]),
         ("outeffhop(n=-1)", ["n=-1"]),
         ("outeffhop(n=many)", ["n='many'", "number"]),
         ("outeffhop(sink=lerned)", ["'lerned'", "'learned'"]),
@@ -79,6 +85,31 @@ def test_errors(text, words):
         Method.parse(text)
     for word in words:
         assert word in str(caught.value), f"{word!r} not in: {caught.value}"
+
+
+def test_every_method_takes_qk_norm():
+    for name, entry in METHODS.items():
+        method = Method.parse(f"{name}(qk_norm=rms)")
+        assert (method.qk_norm, method.normalizer, method.gate) == ("rms", entry.method.normalizer, entry.method.gate)
+        assert Method.parse(f"{name}(qk_norm=none)") == entry.method
+
+
+def test_choices_are_what_a_parameter_takes():
+    for name, entry in METHODS.items():
+        assert "qk_norm" in entry.choices
+        for parameter, words in entry.choices.items():
+            for word in words:
+                assert entry.values(Method.parse(f"{name}({parameter}={word})"))[parameter] == word
+    assert METHODS["gated"].choices["gate"] == ("token", "element", "head", "constant")
+
+
+def test_a_method_without_parameters_says_so():
+    entry = Entry(METHODS["vanilla"].method, (), "softmax")
+    assert entry.choices == {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(METHODS, "vanilla", entry)
+        with pytest.raises(ValueError, match="'qk_norm'; it takes none"):
+            Method.parse("vanilla(qk_norm=rms)")
 
 
 def test_normalizers_are_the_functions():

@@ -18,6 +18,7 @@ __all__ = [
     "clipped_softmax",
     "sparsemax",
     "entmax",
+    "below_sink",
 ]
 
 # The package's autograd Functions are written as classmethods, which Dynamo cannot read; it need not.
@@ -41,8 +42,9 @@ def softmax_n(
         dim: the dimension to normalize over.
         dtype: computes and returns in this dtype; by default the input's.
 
-    >>> softmax_n(torch.tensor([-10.0, -10.0, -10.0]))
-    tensor([4.5394e-05, 4.5394e-05, 4.5394e-05])
+    Examples:
+        >>> softmax_n(torch.tensor([-10.0, -10.0, -10.0]))
+        tensor([4.5394e-05, 4.5394e-05, 4.5394e-05])
     """
     out_dtype = x.dtype if dtype is None else dtype
     x = x.to(_compute_dtype(out_dtype))
@@ -106,12 +108,14 @@ def entmax(x: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
     out_dtype = x.dtype
     x = x.to(_compute_dtype(out_dtype))
     # The package's sorts and sums do not survive −inf. An entry further than 1/(α − 1) below the
-    # maximum has weight 0, so moving −inf to twice that distance changes no weight.
+    # maximum has weight 0, so moving −inf to twice that distance changes no weight. Nor does a shift
+    # by the maximum, without which the thresholds of scores of 1e30 would drown in rounding.
     absent = torch.isneginf(x)
     top = x.detach().amax(dim, keepdim=True)
     top = torch.where(torch.isneginf(top), 0, top)
     reach = 2.0 / (alpha.detach().to(x.dtype) - 1.0) if isinstance(alpha, Tensor) else 2.0 / (alpha - 1.0)
-    x = torch.where(absent, top - reach, x)
+    lost = ~torch.isfinite(top)  # NaN or +inf in a row: NaN for that row, where the package would index out of bounds
+    x = torch.where(lost, 0, torch.where(absent, -reach, x - top))
     if isinstance(alpha, Tensor):
         p = _entmax_bisect(x, alpha.to(x.dtype), dim=dim)
     elif alpha == 2.0:
@@ -120,7 +124,22 @@ def entmax(x: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
         p = _entmax15(x, dim=dim)
     else:
         p = _entmax_bisect(x, alpha, dim=dim)
-    return p.masked_fill(absent, 0).to(out_dtype)
+    return p.masked_fill(absent, 0).masked_fill(lost, torch.nan).to(out_dtype)
+
+
+def below_sink(x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x − m, n = exp(sink − m) and m = max(sink, max_j x_j): a sink log n of any size, as the functions above take it.
+
+    They give softmax_n(x − m, n) = softmax over x and the sink, logsumexp_n(x − m, n) + m its logsumexp. Neither
+    n = exp(1e4) nor scores of 1 beside a sink of −1e30 survive in any other form. m carries no gradient.
+
+    Args:
+        x: [..., M], −inf where a key takes no part; normalized over the last dimension.
+        sink: broadcasts against x with its last dimension reduced to size 1; −inf is none.
+    """
+    m = sink.detach() if x.shape[-1] == 0 else torch.maximum(x.detach().amax(-1, keepdim=True), sink.detach())
+    m = torch.where(torch.isneginf(m), 0, m)
+    return x - m, torch.exp(sink - m), m
 
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""The attention method as a value: a normalizer of the scores and, for some, a gate on the output.
+"""The attention method as a value: a normalizer of the scores and, for some, a gate on the output or QK-norm.
 
 A method is written as its name with the parameters that differ from the defaults, as in
 ``clipped(gamma=-0.03)`` or ``outeffhop(sink=learned)``; ``Method.parse`` and ``str`` are inverse.
@@ -18,9 +18,20 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from outeffhop.functional import clipped_softmax, entmax, softmax_n
+from outeffhop.functional import below_sink, clipped_softmax, entmax, softmax_n
 
-__all__ = ["Method", "Normalizer", "SoftmaxN", "Clipped", "Entmax", "Polynomial", "GateSpec", "METHODS", "methods"]
+__all__ = [
+    "Method",
+    "Normalizer",
+    "SoftmaxN",
+    "Clipped",
+    "Entmax",
+    "Polynomial",
+    "GateSpec",
+    "Entry",
+    "METHODS",
+    "methods",
+]
 
 Learned = Literal["learned"]
 
@@ -78,8 +89,8 @@ class SoftmaxN(Normalizer):
     def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
         if learned is None:
             return softmax_n(scores, self.n)
-        # x − s turns n = eˢ into n = 1 for an s of any size
-        return softmax_n(scores - learned.to(scores.dtype)[:, None, None], 1.0)
+        x, n, _ = below_sink(scores, learned.to(scores.dtype)[:, None, None])
+        return softmax_n(x, n)
 
 
 @dataclass(frozen=True)
@@ -94,12 +105,14 @@ class Clipped(Normalizer):
     def __post_init__(self) -> None:
         if (self.gamma is None) == (self.alpha is None):
             raise ValueError(f"gamma={self.gamma}, alpha={self.alpha}: give one of the two (γ = −α/T)")
-        if self.gamma is not None and self.gamma > 0:
-            raise ValueError(f"gamma={self.gamma}: clipping stretches outwards, gamma <= 0")
-        if self.zeta < 1:
-            raise ValueError(f"zeta={self.zeta}: clipping stretches outwards, zeta >= 1")
-        if self.alpha is not None and self.alpha < 0:
-            raise ValueError(f"alpha={self.alpha}: γ = −α/T needs alpha >= 0")
+        if self.gamma is not None and not -math.inf < self.gamma <= 0:
+            raise ValueError(f"gamma={self.gamma}: clipping stretches outwards, a finite gamma <= 0 is needed")
+        if not 1 <= self.zeta < math.inf:
+            raise ValueError(f"zeta={self.zeta}: clipping stretches outwards, a finite zeta >= 1 is needed")
+        if self.alpha is not None and not 0 <= self.alpha < math.inf:
+            raise ValueError(f"alpha={self.alpha}: γ = −α/T needs a finite alpha >= 0")
+        if not 0.0 <= self.n < math.inf:
+            raise ValueError(f"n={self.n}: the number of no-op patterns is finite and not negative")
 
     def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
         gamma = self.gamma if self.gamma is not None else -self.alpha / max(scores.shape[-1], 1)  # type: ignore[operator]
@@ -152,12 +165,13 @@ class GateSpec:
     """sigmoid(G(x)) on each head's output, x the attention's input.
 
     Attributes:
-        gate: one opening per head and token, per head (logits averaged over tokens), or a constant per head.
+        gate: one opening per head and token, per head, token and channel (element), per head (logits averaged
+            over tokens), or a constant per head.
         predictor: per-head linear, per-head mlp (d → d/4 → 1), or linear from all features.
         init: the opening before training.
     """
 
-    gate: Literal["token", "head", "constant"] = "token"
+    gate: Literal["token", "element", "head", "constant"] = "token"
     predictor: Literal["linear", "mlp", "features"] = "linear"
     init: float = 0.25
 
@@ -168,17 +182,27 @@ class GateSpec:
 
 @dataclass(frozen=True)
 class Method:
-    """An attention method: its name, how scores become weights, and the gate if there is one."""
+    """An attention method.
+
+    Attributes:
+        name: one of ``METHODS``.
+        normalizer: how scores become weights.
+        gate: on each head's output, if there is one.
+        qk_norm: "rms" divides queries and keys by their root mean square, head by head, before the scores.
+    """
 
     name: str
     normalizer: Normalizer
     gate: GateSpec | None = None
+    qk_norm: Literal["none", "rms"] = "none"
 
     @staticmethod
     def parse(text: str | Method) -> Method:
         """``"outeffhop(n=4)"`` → Method; the inverse of ``str``."""
         if isinstance(text, Method):
             return text
+        if not isinstance(text, str):
+            raise TypeError(f"method={text!r} is a {type(text).__name__}: a name such as 'outeffhop(n=4)' is needed")
         match = re.fullmatch(r"\s*([^()\s]+)\s*(?:\((.*)\))?\s*", text)
         if match is None:
             raise ValueError(f"method {text!r} is not of the form name or name(parameter=value, ...)")
@@ -220,15 +244,11 @@ class Entry:
 
     def values(self, method: Method) -> dict[str, Any]:
         fields = {**_fields(method.normalizer), **({} if method.gate is None else _fields(method.gate))}
+        fields["qk_norm"] = method.qk_norm
         return {p: fields[_FIELD.get(p, p)] for p in self.parameters}
 
     def with_parameters(self, given: dict[str, str]) -> Method:
-        typed = {}
-        for parameter, value in given.items():
-            for part in (self.method.normalizer, self.method.gate):
-                field = _FIELD.get(parameter, parameter)
-                if part is not None and field in _fields(part):
-                    typed[field] = _convert(parameter, value, type(part), field)
+        typed = {_FIELD.get(p, p): _convert(p, value, self._part(p), _FIELD.get(p, p)) for p, value in given.items()}
         if "alpha" in given and "gamma" in self.parameters:
             typed.setdefault("gamma", None)
         normalizer = self.method.normalizer
@@ -237,29 +257,58 @@ class Entry:
             self.method,
             normalizer=dataclasses.replace(normalizer, **_only(typed, normalizer)),  # type: ignore[type-var]
             gate=gate and dataclasses.replace(gate, **_only(typed, gate)),
+            qk_norm=typed.get("qk_norm", self.method.qk_norm),
         )
+
+    @property
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        """Parameter → the words it takes, for those that take any."""
+        words = {p: _WORDS.get((self._part(p), _FIELD.get(p, p)), ()) for p in self.parameters}
+        return {p: known for p, known in words.items() if known}
+
+    def _part(self, parameter: str) -> type:
+        """Whose field a parameter is: the normalizer's, the gate's or the method's own."""
+        field = _FIELD.get(parameter, parameter)
+        parts = (self.method.normalizer, self.method.gate)
+        return next((type(part) for part in parts if part is not None and field in _fields(part)), Method)
 
 
 # What users call a parameter where the field has another name: a "sink" that is learned.
 _FIELD = {"sink": "noop"}
 _ALIASES = {"dense": "vanilla", "softmax": "vanilla", "softmax1": "outeffhop"}
 _SINK, _CLIP = ("n", "sink"), ("gamma", "zeta", "alpha")
-_GATE = ("gate", "predictor", "init")
+_GATE, _EVERY = ("gate", "predictor", "init"), ("qk_norm",)
 
 METHODS: dict[str, Entry] = {
     entry.method.name: entry
     for entry in (
-        Entry(Method("vanilla", SoftmaxN(0.0)), (), "softmax; the Dense modern Hopfield model (also: dense)"),
-        Entry(Method("outeffhop", SoftmaxN(1.0)), _SINK, "softmax1: one no-op pattern, n of them, or a learned sink"),
-        Entry(Method("clipped", Clipped()), _CLIP, "softmax stretched and clipped, so that weights reach 0"),
-        Entry(Method("clipped-outeffhop", Clipped(n=1.0)), (*_CLIP, "n"), "softmax1 stretched and clipped"),
-        Entry(Method("gated", SoftmaxN(0.0), GateSpec()), _GATE, "softmax, each head's output gated"),
+        Entry(Method("vanilla", SoftmaxN(0.0)), _EVERY, "softmax; the Dense modern Hopfield model (also: dense)"),
         Entry(
-            Method("gated-outeffhop", SoftmaxN(1.0), GateSpec()), (*_SINK, *_GATE), "softmax1, each head's output gated"
+            Method("outeffhop", SoftmaxN(1.0)),
+            (*_SINK, *_EVERY),
+            "softmax1: one no-op pattern, n of them, or a learned sink",
         ),
-        Entry(Method("sparse", Entmax(2.0)), (), "sparsemax; the Sparse modern Hopfield model"),
-        Entry(Method("gsh", Entmax()), ("alpha",), "entmax, α learned or given; the Generalized Sparse Hopfield model"),
-        Entry(Method("polynomial", Polynomial()), ("order",), "the dense associative memory with F(z) = z^order"),
+        Entry(
+            Method("clipped", Clipped()), (*_CLIP, *_EVERY), "softmax stretched and clipped, so that weights reach 0"
+        ),
+        Entry(Method("clipped-outeffhop", Clipped(n=1.0)), (*_CLIP, "n", *_EVERY), "softmax1 stretched and clipped"),
+        Entry(Method("gated", SoftmaxN(0.0), GateSpec()), (*_GATE, *_EVERY), "softmax, each head's output gated"),
+        Entry(
+            Method("gated-outeffhop", SoftmaxN(1.0), GateSpec()),
+            (*_SINK, *_GATE, *_EVERY),
+            "softmax1, each head's output gated",
+        ),
+        Entry(Method("sparse", Entmax(2.0)), _EVERY, "sparsemax; the Sparse modern Hopfield model"),
+        Entry(
+            Method("gsh", Entmax()),
+            ("alpha", *_EVERY),
+            "entmax, α learned or given; the Generalized Sparse Hopfield model",
+        ),
+        Entry(
+            Method("polynomial", Polynomial()),
+            ("order", *_EVERY),
+            "the dense associative memory with F(z) = z^order",
+        ),
     )
 }
 
@@ -280,8 +329,9 @@ def _only(values: dict[str, Any], part: Any) -> dict[str, Any]:
 _WORDS: dict[tuple[type, str], tuple[str, ...]] = {
     (SoftmaxN, "noop"): ("fixed", "learned"),
     (Entmax, "alpha"): get_args(Learned),
-    (GateSpec, "gate"): ("token", "head", "constant"),
+    (GateSpec, "gate"): ("token", "element", "head", "constant"),
     (GateSpec, "predictor"): ("linear", "mlp", "features"),
+    (Method, "qk_norm"): ("none", "rms"),
 }
 
 

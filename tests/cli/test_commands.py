@@ -39,7 +39,8 @@ def test_one_method(capsys):
     assert main(["methods", "outeffhop(n=4)", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["method"] == "outeffhop(n=4)"
-    assert found["parameters"] == {"n": 4.0, "sink": "fixed"}
+    assert found["parameters"] == {"n": 4.0, "sink": "fixed", "qk_norm": "none"}
+    assert found["choices"] == {"sink": ["fixed", "learned"], "qk_norm": ["none", "rms"]}
     assert found["attention"] == "fused"
 
 

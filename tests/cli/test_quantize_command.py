@@ -68,6 +68,16 @@ def test_ranges_by_percentile(folder, capsys):
     assert found["running"] != found["percentile"]
 
 
+def test_folding_layernorms(folder, capsys):
+    assert quantize(folder, "opt", *QUICK, "--fold-layernorm", "--bits", "W4A8", "--json") == 0
+    report = QuantizationReport.from_json(capsys.readouterr().out)
+    assert len(report.folding.folded) == 4
+    assert report.folding.folded["model.decoder.layers.0.final_layer_norm"] == ("model.decoder.layers.0.fc1",)
+    assert "shared" in report.folding.kept["model.decoder.final_layer_norm"]
+    assert quantize(folder, "opt", *QUICK, "--fold-layernorm") == 0
+    assert "folded in 4 of 5 norms" in capsys.readouterr().out
+
+
 def test_images(folder, capsys):
     assert quantize(folder, "vit", *QUICK, "--json", data="builtin:images") == 0
     report = json.loads(capsys.readouterr().out)

@@ -140,6 +140,20 @@ def test_a_cell_that_fails_is_said_and_loses_no_other(squares, tmp_path, workers
     assert len(measured(tmp_path)) == 5
 
 
+def test_some_cells_alone(squares, tmp_path):
+    partial = dataclasses.replace(squares, partial=True)
+    only = Settings(out=tmp_path, only=("square-[01]",))
+    assert run(partial, only, quiet).conditions["cells"] == "2 of 4 are measured"
+    assert measured(tmp_path) == ["square-0", "square-1"]
+    with pytest.raises(ValueError, match="squares needs all of its 4 cells"):
+        run(squares, only, quiet)
+    with pytest.raises(ValueError, match=r"only=\('opt-\*',\): squares has no such cell; there are square-0, square-1"):
+        run(partial, dataclasses.replace(only, only=("opt-*",)), quiet)
+    rest = run(squares, dataclasses.replace(only, only=("square-2", "square-3")), quiet)  # with those there already
+    assert rest.conditions["sum"] == 14
+    assert "cells" not in rest.conditions
+
+
 def test_missing_data_is_said_before_anything_is_measured(squares, tmp_path):
     needy = dataclasses.replace(squares, needs=lambda settings: ("mnist",))
     for data in (None, tmp_path):

@@ -14,6 +14,7 @@ import torch
 from outeffhop.data import prepare
 from outeffhop.experiments import Result, Settings, paper, run
 from outeffhop.experiments import models as shared
+from outeffhop.experiments.beyond import Candidate, at_equal_perplexity, fold_verdict, lower_verdict
 from outeffhop.experiments.comparing import surplus
 from outeffhop.experiments.convergence import speed_verdict
 from outeffhop.experiments.cost import time_verdict
@@ -24,7 +25,8 @@ from outeffhop.experiments.training_outliers import growth_verdict
 from outeffhop.models import presets
 from outeffhop.models.loading import load_checkpoint
 from outeffhop.outliers import measure
-from outeffhop.quantization import Calibration, Scheme, freeze, simulate
+from outeffhop.quantization import Calibration, Scheme, fold_layernorm, freeze, simulate
+from outeffhop.report.experiments import write_report
 from outeffhop.training.trainer import RunTrainer
 
 PAIR = ("opt-vanilla-0", "opt-outeffhop-0")
@@ -166,6 +168,37 @@ def test_training_outliers_come_from_the_runs_of_table1(table1):
     )
 
 
+BEYOND = ("outeffhop-0", "gated-outeffhop-gate-element-predictor-features-qk_norm-rms-0")
+
+
+def test_beyond_measures_saved_models_rounded_four_ways(table1):
+    out, _ = table1
+    result = run(only("beyond", *BEYOND), quick(out), tell=lambda _: None)
+    found = [cell(out, key, "beyond") for key in BEYOND]
+    before = cell(out, PAIR[1])  # the paper's method is Table 1's run
+    assert found[0]["rounded"]["W8A8"] == before["w8a8"]["perplexity"]
+    assert not list((out / "beyond" / "runs").glob("*-opt-outeffhop-4steps*"))
+    folder = next((out / "beyond" / "runs").glob("tiny-quick-opt-gated-outeffhop-gate-element-*")) / "model"
+    model = load_checkpoint(folder)
+    prepared = prepare("builtin:text", "clm", tokenizer=folder, length=32)
+    size = len(prepared.validation)
+    given = prepared.eval_collate([prepared.validation[i * size // 32] for i in range(32)])
+    order = torch.randperm(len(prepared.train), generator=torch.Generator().manual_seed(0))[:32]
+    calibration = prepared.eval_collate([prepared.train[int(i)] for i in order])
+    folded, _ = fold_layernorm(model, given)
+    quantized = simulate(folded, scheme=Scheme.parse("W4A8").with_range("percentile"))
+    with Calibration(quantized), torch.no_grad():
+        quantized(**calibration)
+    expected = perplexity(freeze(quantized), given)
+    assert found[1]["rounded"]["W4A8, folded"] == pytest.approx([expected], rel=1e-6)
+    assert len({tuple(values) for values in found[1]["rounded"].values()}) == 4
+    shown, lost = (next(row for row in table.rows if "element" in row[0]) for table in result.tables[1:])
+    assert shown[1] == f"{found[1]['metrics']['perplexity']:.4g}"
+    assert lost[4] == f"{expected - found[1]['metrics']['perplexity']:.3g}"
+    assert [row[0] for row in result.tables[0].rows] == ["W8A8"] * 3 + ["W4A8"] * 3
+    assert "Beyond the paper" in write_report(out).read_text()
+
+
 def test_convergence_compares_three_different_layers(cache, tmp_path):
     result = run(only("convergence"), quick(tmp_path), tell=lambda _: None)
     curves = [
@@ -196,6 +229,53 @@ def test_cost_times_both_methods(tmp_path):
 
 
 # made-up numbers
+
+
+def candidates(**losses):
+    """outeffhop, its folded form, and a new method, whose perplexity is theirs or given after its losses."""
+    names = {"old": ("outeffhop", False), "folded": ("outeffhop", True), "new": ("outeffhop(qk_norm=rms)", False)}
+    return [
+        Candidate(*names[name], *(values if isinstance(values, tuple) else ([10.0, 10.0], values)))
+        for name, values in losses.items()
+    ]
+
+
+def test_only_equal_perplexities_compete():
+    found = candidates(old=[0.3, 0.5], folded=[0.1, 0.2], new=([10.15, 10.15], [0.0, 0.0]))
+    assert [str(c) for c in at_equal_perplexity(found)] == ["outeffhop, folded", "outeffhop"]
+    found = candidates(old=[math.inf, 0.5], new=([10.05, 10.1], [0.0, 0.0]))
+    assert [str(c) for c in at_equal_perplexity(found)] == ["outeffhop(qk_norm=rms)"]
+    assert at_equal_perplexity([]) == []
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        ([0.1, 0.11], "confirmed"),
+        ([1.0, 1.01], "contradicted"),
+        ([0.3, 0.6], "not seen"),
+        (([20.0, 20.0], [0.1, 0.1]), "not measured"),
+        (([5.0, 5.0], [0.1, 0.1]), "not measured"),
+    ],
+)
+def test_lower_verdict_is_of_the_best_on_both_sides(new, said):
+    verdict = lower_verdict("W8A8", candidates(old=[0.5, 0.51], new=new))
+    assert verdict.verdict == said
+    assert said == "not measured" or "outeffhop(qk_norm=rms) loses" in verdict.numbers
+
+
+@pytest.mark.parametrize(
+    ("folded", "said"),
+    [
+        ([0.1, 0.11], "confirmed"),
+        ([1.0, 1.01], "contradicted"),
+        ([0.3, 0.7], "not seen"),
+        ([math.inf] * 2, "not measured"),
+    ],
+)
+def test_fold_verdict_is_of_pairs(folded, said):
+    assert fold_verdict("W4A8", candidates(old=[0.5, 0.51], folded=folded)).verdict == said
+    assert fold_verdict("W4A8", candidates(old=[0.5, 0.51])).verdict == "not measured"
 
 
 def made(**kurtosis):
@@ -287,7 +367,7 @@ def test_the_papers_numbers_agree_with_its_claims():
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_larger_scales_name_the_data_they_need(scale):
     settings = Settings(scale=scale)
-    for name in ("table1", "table2", "training-outliers", "convergence"):
+    for name in ("table1", "table2", "training-outliers", "convergence", "beyond"):
         experiment = find(name)
         assert experiment.needs(settings)
         with pytest.raises(ValueError, match="--data FOLDER"):

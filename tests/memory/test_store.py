@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 import os
 import subprocess
@@ -448,6 +447,7 @@ def test_a_damaged_file_is_named(tmp_path: os.PathLike[str]) -> None:
         (dict(beta=math.nan), ValueError, "beta=nan"),
         (dict(beta=math.inf), ValueError, "beta=inf"),
         (dict(method="gated"), ValueError, "has a gate"),
+        (dict(method="outeffhop(qk_norm=rms)"), ValueError, "leave qk_norm out"),
         (dict(method="outefhop"), ValueError, "did you mean"),
         (dict(no_op=NoOp.assign(4, [0])), ValueError, "classifies 4 patterns and there are 3"),
         (dict(no_op=NoOp.assign(3, [0, 1, 2])), ValueError, "all 3 patterns"),
@@ -496,7 +496,3 @@ def test_what_is_learned_elsewhere_keeps_its_start_value() -> None:
     for learned, fixed in (("outeffhop(sink=learned)", "outeffhop"), ("gsh", "gsh(alpha=1.5)")):
         one, two = (HopfieldMemory(patterns, method=m).retrieve(x).state for m in (learned, fixed))
         assert torch.equal(one, two)
-
-
-def test_the_example_in_the_docstring() -> None:
-    assert doctest.testmod(store, extraglobs={"torch": torch}).failed == 0

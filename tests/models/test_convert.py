@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -32,8 +33,13 @@ METHODS = (
     "clipped(gamma=-0.1, zeta=1.1)",
     "gated-outeffhop(predictor=mlp, sink=learned, init=0.4)",
     "gated(gate=constant)",
+    "gated(gate=element, predictor=features)",
+    "outeffhop(qk_norm=rms)",
+    "clipped(alpha=12, qk_norm=rms)",
     "gsh",
 )
+EVERYTHING = "gated-outeffhop(sink=learned, gate=element, predictor=features, qk_norm=rms)"
+
 GATED = "gated-outeffhop(sink=learned)"
 
 
@@ -81,7 +87,7 @@ def test_round_trip(name, method, tmp_path):
     assert_same(model, reload(other, tmp_path / "b", name), name)
 
 
-@pytest.mark.parametrize("method", SIX)
+@pytest.mark.parametrize("method", [*SIX, EVERYTHING])
 @pytest.mark.parametrize("name", ["bert", "opt", "vit"])
 def test_round_trip_of_a_half_model(name, method, tmp_path):
     model = build(name, method).half()
@@ -95,6 +101,7 @@ def test_convert_twice_leaves_nothing_behind(name, tmp_path):
     model = plain(name)
     before = set(model.state_dict())
     convert(model, GATED)
+    convert(model, EVERYTHING)
     assert len(model.state_dict()) > len(before)
     convert(stir(model), "outeffhop")
     assert set(model.state_dict()) == before
@@ -102,7 +109,7 @@ def test_convert_twice_leaves_nothing_behind(name, tmp_path):
     assert torch.equal(logits(model, name), logits(convert(plain(name), "outeffhop"), name))
 
 
-@pytest.mark.parametrize("method", SIX)
+@pytest.mark.parametrize("method", [*SIX, EVERYTHING])
 def test_convert_keeps_the_weights_and_equals_a_fresh_model(method):
     model = plain("bert")
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -117,7 +124,7 @@ def test_convert_keeps_the_weights_and_equals_a_fresh_model(method):
 def test_shared_parameters_survive_a_conversion():
     model = stir(convert(plain("bert"), "gated"))
     before = [extension_of(m).gate.bias.clone() for m in attention_modules(model).values()]
-    convert(model, "gated-outeffhop")
+    convert(model, "gated-outeffhop(qk_norm=rms)")
     for old, module in zip(before, attention_modules(model).values(), strict=True):
         assert torch.equal(old, extension_of(module).gate.bias)
 
@@ -191,6 +198,8 @@ def test_broken_checkpoints_are_refused(tmp_path):
         load(tmp_path, attn_implementation="sdpa")
     with pytest.raises(ValueError, match=r"outeffhop\.gate\.bias.*does not call for"):
         load(tmp_path, attn_implementation="outeffhop")
+    with pytest.raises(ValueError, match=r"cannot be restored.*outeffhop\.qk_norm\.query\.weight"):
+        load(tmp_path, attn_implementation="gated-outeffhop", outeffhop={"method": f"{GATED[:-1]}, qk_norm=rms)"})
     weights = load_file(tmp_path / "model.safetensors")
     kept = {k: v for k, v in weights.items() if not k.endswith("outeffhop.sink")}
     save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -244,10 +253,11 @@ def test_parameters_travel_in_the_config(tmp_path):
     assert reload(model, tmp_path / "b").config._attn_implementation == "sdpa"
 
 
-def test_another_implementation_does_not_pass_over_gates():
-    model = build("bert", "gated")
+@pytest.mark.parametrize("method", ["gated", "vanilla(qk_norm=rms)"])
+def test_another_implementation_does_not_pass_over_what_is_learned(method):
+    model = build("bert", method)
     model.set_attn_implementation("sdpa")
-    with pytest.raises(ValueError, match=r"'sdpa'.*gated.*convert"):
+    with pytest.raises(ValueError, match=rf"'sdpa'.*{re.escape(method)}.*convert"):
         logits(model)
 
 
@@ -264,6 +274,10 @@ def test_what_cannot_be_is_refused_by_name():
         convert(plain("gpt-oss"), "clipped")
     with pytest.raises(ValueError, match=r"self_attn \(GptOssAttention\).*sinks of its own"):
         convert(plain("gpt-oss"), "gated-outeffhop(sink=learned)")
+    with pytest.raises(ValueError, match=r"self_attn \(Qwen3Attention\).*itself \(q_norm, k_norm\)"):
+        convert(plain("qwen3"), "outeffhop(qk_norm=rms)")
+    with pytest.raises(ValueError, match=r"same function: qk_norm=rms"):
+        convert(plain("bert"), "outeffhop(qk_norm=rms)", same_function=True)
     model = plain("opt")
     with pytest.raises(ValueError, match=r"self_attn \(OPTAttention\).*to come"):
         convert(model, "gated(gate=head)")
@@ -387,4 +401,9 @@ def test_summary():
     assert summary.gate_parameters == 2 * (4 * 8 + 4)
     assert summary.parameters - summary.extra_parameters == model_summary(plain("bert")).parameters
     assert "gated-outeffhop(sink=learned)" in str(summary)
+    everything = model_summary(build("bert", EVERYTHING))
+    assert everything.gate_parameters == 2 * (32 * 32 + 32)
+    assert (everything.sink_parameters, everything.norm_parameters) == (2 * 4, 2 * 4)
+    assert everything.parameters - everything.extra_parameters == model_summary(plain("bert")).parameters
+    assert "of QK-norm" in str(everything)
     assert model_summary(plain("bert")).method == "sdpa"

@@ -15,7 +15,9 @@ from outeffhop.models import convert, from_config
 from outeffhop.models.huggingface import attend
 from outeffhop.models.modules import attention_modules, extension_of
 
-METHODS = (*SIX, "outeffhop(n=3)", "gated-outeffhop(predictor=mlp, sink=learned)")
+ELEMENT = "gated(gate=element, predictor=features)"
+ALL = "gated-outeffhop(sink=learned, gate=element, predictor=features, qk_norm=rms)"
+METHODS = (*SIX, "outeffhop(n=3)", ELEMENT, ALL, "gated-outeffhop(predictor=mlp, sink=learned)")
 
 
 def build(name, method, dtype=torch.float64, seed=0):
@@ -29,8 +31,9 @@ def build(name, method, dtype=torch.float64, seed=0):
 
 
 def methods_for(name):
-    """gpt-oss has sinks of its own: softmax methods take them, the others cannot."""
-    return [m for m in METHODS if name != "gpt-oss" or ("clipped" not in m and "learned" not in m)]
+    """gpt-oss has sinks of its own: softmax methods take them, the others cannot. Qwen3 has QK-norm of its own."""
+    barred = {"gpt-oss": ("clipped", "learned"), "qwen3": ("qk_norm",)}.get(name, ())
+    return [m for m in METHODS if not any(word in m for word in barred)]
 
 
 CASES = [(name, method) for name in MODELS for method in methods_for(name)]
@@ -112,7 +115,7 @@ def test_a_gate_per_head_does_not_average_over_padding():
     torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits[:, :6], alone)
 
 
-GENERATION = [(name, method) for name, method in CASES if name in DECODERS and method in (*SIX, METHODS[-1])]
+GENERATION = [(name, method) for name, method in CASES if name in DECODERS and method in (*SIX, ALL, METHODS[-1])]
 
 
 @pytest.mark.parametrize(("name", "method"), GENERATION)
@@ -133,7 +136,7 @@ def test_generation_is_the_same_with_any_cache(name, method):
 
 # two methods for each model, in turn, so that every method is compiled
 COMPILED = [
-    (name, methods_for(name)[(3 * i + j) % len(methods_for(name))]) for i, name in enumerate(MODELS) for j in (0, 1)
+    (name, methods_for(name)[(2 * i + j) % len(methods_for(name))]) for i, name in enumerate(MODELS) for j in (0, 1)
 ]
 
 
@@ -152,7 +155,7 @@ def test_every_method_is_compiled():
 
 
 @pytest.mark.parametrize(
-    ("name", "method"), [(n, m) for n, m in CASES if m in ("outeffhop", "gated", "clipped", METHODS[-1])]
+    ("name", "method"), [(n, m) for n, m in CASES if m in ("outeffhop", "gated", "clipped", ALL, METHODS[-1])]
 )
 def test_gradient_checkpointing_gives_the_same_gradients(name, method):
     model, batch = build(name, method).train(), inputs(name, dtype=torch.float64)
@@ -175,7 +178,7 @@ def test_copies_keep_their_gates(copier):
     assert not any(m._forward_pre_hooks for m in attention_modules(other).values())
 
 
-@pytest.mark.parametrize("kind", ["token", "head", "constant"])
+@pytest.mark.parametrize("kind", ["token", "element", "head", "constant"])
 @pytest.mark.parametrize("predictor", ["linear", "mlp", "features"])
 def test_a_fresh_gate_opens_as_it_should(kind, predictor):
     method = f"gated(gate={kind}, predictor={predictor}, init=0.3)"
@@ -212,6 +215,57 @@ def test_clipped_by_hand(masked):
     torch.testing.assert_close(weights, expected)
     torch.testing.assert_close(out, (expected @ v.repeat_interleave(2, 1)).transpose(1, 2))
     assert out.is_contiguous()
+
+
+def unit(x):
+    return x / x.square().mean(-1, keepdim=True).add(1e-6).sqrt()
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_qk_norm_by_hand(name):
+    module = attention_modules(build(name, "outeffhop(qk_norm=rms)")).popitem()[1]
+    groups = 2 if name == "llama" else 4
+    shapes = ((2, 4, 5, 8), (2, groups, 7, 8), (2, groups, 7, 8))
+    q, k, v = (100 * torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    mask = torch.rand(2, 1, 5, 7) < 0.8
+    out, _ = attend("outeffhop", module, q, k, v, mask, scaling=0.3)  # the model's scaling has no say
+    factors = extension_of(module).qk_norm.query.weight
+    assert not torch.equal(factors, torch.ones_like(factors))  # stirred
+    k, v = (t.repeat_interleave(4 // groups, 1) for t in (k, v))
+    scores = factors[:, None, None] * (unit(q) @ unit(k).mT) / 8**0.5
+    assert scores.abs().max() < factors.abs().max() * 8**0.5
+    weights = torch.where(mask, scores.exp(), 0.0)
+    weights = weights / (1 + weights.sum(-1, keepdim=True))
+    torch.testing.assert_close(out, (weights @ v).transpose(1, 2))
+
+
+def test_qk_norm_knows_no_scale_of_queries_and_keys():
+    """OPT scales its queries before the attention function sees them: no difference, and no factor of √d."""
+    model, batch = build("opt", "vanilla(qk_norm=rms)"), inputs("opt")
+    before = model(**batch).logits
+    with torch.no_grad():
+        for module in attention_modules(model).values():
+            for projection, factor in ((module.q_proj, 30.0), (module.k_proj, 0.5)):
+                projection.weight.mul_(factor)
+                projection.bias.mul_(factor)
+    torch.testing.assert_close(model(**batch).logits, before, rtol=1e-3, atol=1e-3)  # but for the norm's ε
+    with torch.no_grad():
+        for module in attention_modules(model).values():
+            extension_of(module).qk_norm.query.weight.mul_(3)
+    assert not torch.allclose(model(**batch).logits, before, rtol=1e-2, atol=1e-2)
+
+
+def test_one_factor_per_head_commutes_with_rotation():
+    """So it does not matter that the attention function sees queries and keys after RoPE."""
+    module = attention_modules(build("llama", "vanilla(qk_norm=rms)")).popitem()[1]
+    norm, q = extension_of(module).qk_norm, torch.randn(1, 4, 6, 8, dtype=torch.float64)
+    angles = torch.randn(6, 4, dtype=torch.float64)
+    cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
+
+    def rotate(x):
+        return x * cos + torch.cat([-x[..., 4:], x[..., :4]], -1) * sin
+
+    torch.testing.assert_close(norm.query(rotate(q)), rotate(norm.query(q)))
 
 
 def test_a_position_bias_is_added():

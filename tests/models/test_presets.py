@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from outeffhop.methods import METHODS
-from outeffhop.models import presets
+from outeffhop.models import model_summary, presets
+from outeffhop.models.loading import load_checkpoint
 
 SIX = list(METHODS)[:6]
 
@@ -25,6 +26,34 @@ def test_every_tiny_model_runs(model, method):
     net = presets.build(model, "tiny", method).eval()
     out = net(**_inputs(model, net))[0]
     assert torch.isfinite(out).all()
+
+
+EVERYTHING = "gated-outeffhop(sink=learned, gate=element, predictor=features, qk_norm=rms)"
+
+
+@pytest.mark.parametrize("method", ["outeffhop(sink=learned)", "gated-outeffhop(predictor=features)", EVERYTHING])
+@pytest.mark.parametrize("model", presets.MODELS)
+def test_options_beyond_the_papers_are_built_counted_saved_and_loaded(model, method, tmp_path):
+    torch.manual_seed(0)
+    net = presets.build(model, "tiny", method).eval()
+    summary = model_summary(net)
+    assert summary.method == method
+    width, heads = net.config.hidden_size, sum(summary.heads)
+    per_layer = width * width + width if "element" in method else summary.heads[0] * (width + 1)
+    assert summary.gate_parameters == (summary.layers * per_layer if "gated" in method else 0)
+    assert summary.sink_parameters == (heads if "sink=learned" in method else 0)
+    assert summary.norm_parameters == (heads if "qk_norm" in method else 0)
+    plain = presets.build(model, "tiny", "vanilla")
+    assert summary.parameters - summary.extra_parameters == model_summary(plain).parameters
+    new = set(net.state_dict()) - set(plain.state_dict())
+    with torch.no_grad():
+        for name in new:
+            net.get_parameter(name).add_(torch.randn(net.get_parameter(name).shape))
+    net.save_pretrained(tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    assert model_summary(loaded) == summary
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in loaded.state_dict().items())
+    torch.testing.assert_close(loaded(**_inputs(model, net))[0], net(**_inputs(model, net))[0])
 
 
 def _count(model, method):

@@ -26,6 +26,7 @@ METHODS = [
     "clipped-outeffhop",
     "gated",
     "gated-outeffhop",
+    "gated-outeffhop(sink=learned, gate=element, predictor=features, qk_norm=rms)",
 ]
 TINY = dict(num_series=3, in_len=20, out_len=6, seg_len=4, factor=2, d_model=8, d_ff=16, num_heads=2, e_layers=2)
 
@@ -292,7 +293,14 @@ def test_first_values():
         assert association.learned.item() == pytest.approx(1.5)
 
 
-LEARNING = ["gated", "gated(predictor=mlp)", "gsh", "outeffhop(sink=learned, n=4)"]
+LEARNING = [
+    "gated",
+    "gated(predictor=mlp)",
+    "gated(gate=element, predictor=mlp)",
+    "gsh",
+    "outeffhop(sink=learned, n=4)",
+    "outeffhop(qk_norm=rms)",
+]
 
 
 @pytest.mark.parametrize("method", LEARNING)

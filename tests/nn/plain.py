@@ -40,27 +40,31 @@ def linear(module, x):
 
 
 def opening(layer, x):
-    """[L, H]"""
+    """[L, H, 1 or the value's size]"""
     gate = layer.gate
     if gate is None:
-        return torch.ones(len(x), layer.num_heads, dtype=x.dtype)
-    logits = torch.zeros(len(x), layer.num_heads, dtype=x.dtype)
+        return torch.ones(len(x), layer.num_heads, 1, dtype=x.dtype)
+    logits = torch.zeros(len(x), layer.num_heads, gate.bias[0].numel(), dtype=x.dtype)
     for head in range(layer.num_heads):
         size = layer.embed_dim // layer.num_heads
         part = x[:, head * size : (head + 1) * size]
         if gate.spec.gate == "constant":
-            value = torch.zeros(len(x), dtype=x.dtype)
-        elif gate.spec.predictor == "features":
-            value = x @ gate.weight[head]
-        elif gate.spec.predictor == "linear":
-            value = part @ gate.weight[head]
-        else:
-            hidden = (part @ gate.hidden_weight[head].T + gate.hidden_bias[head]).clamp(min=0)
-            value = hidden @ gate.weight[head]
-        logits[:, head] = value + gate.bias[head]
+            logits[:, head] = gate.bias[head]
+            continue
+        seen = x if gate.spec.predictor == "features" else part
+        if gate.spec.predictor == "mlp":
+            seen = (part @ gate.hidden_weight[head].T + gate.hidden_bias[head]).clamp(min=0)
+        for channel in range(logits.shape[-1]):
+            at = (head, channel) if gate.spec.gate == "element" else head
+            logits[:, head, channel] = seen @ gate.weight[at] + gate.bias[at]
     if gate.spec.gate == "head":
-        logits = logits.mean(0, keepdim=True).expand(len(x), -1)
+        logits = logits.mean(0, keepdim=True).expand(len(x), -1, -1)
     return torch.sigmoid(logits + math.log(gate.spec.init / (1 - gate.spec.init)))
+
+
+def unit(x):
+    """Rows of root mean square 1."""
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6)
 
 
 def plain(layer, query, key, value, allowed, added=None):
@@ -74,6 +78,8 @@ def plain(layer, query, key, value, allowed, added=None):
         qh, kh = (t[:, head * layer.head_dim : (head + 1) * layer.head_dim] for t in (q, k))
         vh = v[:, head * layer.value_head_dim : (head + 1) * layer.value_head_dim]
         b = beta[head] if beta.dim() else beta
+        if layer.association.qk_norm is not None:
+            qh, kh = layer.association.qk_norm.query.weight[head] * unit(qh), unit(kh)
         rows, weights = [], []
         for i in range(len(qh)):
             state = qh[i]
@@ -87,6 +93,6 @@ def plain(layer, query, key, value, allowed, added=None):
                 state = w @ (vh if step == steps - 1 else kh)
             rows.append(state)
             weights.append(w)
-        outs.append(torch.stack(rows) * gate[:, head, None])
+        outs.append(torch.stack(rows) * gate[:, head])
         all_weights.append(torch.stack(weights))
     return linear(layer.out_proj, torch.cat(outs, -1)), torch.stack(all_weights)

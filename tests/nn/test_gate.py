@@ -7,8 +7,9 @@ import torch
 
 from outeffhop.methods import GateSpec
 from outeffhop.nn import Gate, OutEffHop
+from outeffhop.nn.gate import gated
 
-KINDS = list(itertools.product(["token", "head", "constant"], ["linear", "mlp", "features"]))
+KINDS = list(itertools.product(["token", "element", "head", "constant"], ["linear", "mlp", "features"]))
 
 
 @pytest.mark.parametrize(("gate", "predictor"), KINDS)
@@ -23,7 +24,7 @@ def test_first_opening_is_exact(gate, predictor, init):
 
     module.apply(reinitialise)
     opening = module(100 * torch.randn(2, 5, 16))
-    assert opening.shape[-1] == 4
+    assert opening.shape == {"token": (2, 5, 4), "element": (2, 5, 4, 4), "head": (2, 1, 4), "constant": (4,)}[gate]
     torch.testing.assert_close(opening, torch.full_like(opening, init))
 
 
@@ -31,7 +32,7 @@ def test_first_opening_is_exact(gate, predictor, init):
 def test_every_parameter_can_learn(gate, predictor):
     torch.manual_seed(0)
     module = Gate(GateSpec(gate, predictor), 16, 4)
-    x, target = torch.randn(8, 5, 16), torch.rand(8, 5, 4)
+    x, target = torch.randn(8, 5, 16), torch.rand((8, 5, 4, 4) if gate == "element" else (8, 5, 4))
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     losses = []
@@ -61,6 +62,24 @@ def test_shapes_and_meaning():
     torch.testing.assert_close(head(x, seen)[1], head(x)[1])
     torch.testing.assert_close(token(x, seen), token(x))
     assert Gate(GateSpec("constant"), 16, 4)(x).shape == (4,)
+
+
+@pytest.mark.parametrize("predictor", ["linear", "mlp", "features"])
+def test_an_element_gate_has_a_token_gate_for_every_channel(predictor):
+    torch.manual_seed(0)
+    x, heads, context = torch.randn(2, 5, 16), 4, torch.randn(2, 5, 4, 3)
+    element = Gate(GateSpec("element", predictor), 16, heads, 3)
+    with torch.no_grad():
+        element.weight.normal_()
+        element.bias.normal_()
+    out = gated(context, element(x))
+    for channel in range(3):
+        token = Gate(GateSpec("token", predictor), 16, heads)
+        state = {k: v[:, channel] if k in ("weight", "bias") else v for k, v in element.state_dict().items()}
+        token.load_state_dict(state)
+        torch.testing.assert_close(
+            out[..., channel : channel + 1], gated(context[..., channel : channel + 1], token(x))
+        )
 
 
 def test_a_gated_layer_starts_as_init_times_the_ungated_one():

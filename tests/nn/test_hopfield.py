@@ -19,6 +19,10 @@ METHOD_NAMES = [
     "gated(predictor=mlp)",
     "gated-outeffhop(gate=head, predictor=features)",
     "gated(gate=constant, init=0.5)",
+    "gated(gate=element, predictor=features)",
+    "outeffhop(qk_norm=rms)",
+    "gated-outeffhop(gate=element, predictor=mlp, qk_norm=rms)",
+    "sparse(qk_norm=rms)",
 ]
 
 

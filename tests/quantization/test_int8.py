@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import subprocess
 import sys
 
 import pytest
@@ -10,10 +11,11 @@ from torch import nn
 
 from outeffhop.cli.main import main
 from outeffhop.models import presets
-from outeffhop.quantization import int8, int8_export
+from outeffhop.quantization import fold_layernorm, int8, int8_export
 from outeffhop.quantization.int8 import Int8Model, export_int8
 from outeffhop.quantization.int8_export import output_of, require, to_int8, to_openvino
 from outeffhop.quantization.int8_report import Int8Report, measure_int8
+from outeffhop.quantization.signal_stack import kept_signal_stack
 
 SIX = ("vanilla", "outeffhop", "clipped", "clipped-outeffhop", "gated", "gated-outeffhop")
 SMALL = {
@@ -105,6 +107,16 @@ def test_export_equals_the_model_and_int8_is_near(name, method, tmp_path):
         assert all(o.arithmetic == "mixed" and {"i8", "f32"} <= set(o.inputs) for o in fused)
     assert {o.arithmetic for o in exported.operations("fp32")} == {"float"}
     assert {o.arithmetic for o in found if o.kind == "MVN"} <= {"float"}
+
+
+@installed
+@pytest.mark.parametrize("name", ["opt", "stanhop"])
+def test_every_option_of_a_method_and_folded_norms_are_exported(name, tmp_path):
+    model = built(name, "gated-outeffhop(sink=learned, gate=element, predictor=features, qk_norm=rms)")
+    folded, what = fold_layernorm(model, unpadded(batch_of(name, 2, 9)))
+    assert what.folded
+    exported = export_int8(folded, [unpadded(batch_of(name, 2, 9, seed)) for seed in (1, 2)], tmp_path / "export")
+    agree(name, model, exported)
 
 
 @installed
@@ -229,7 +241,9 @@ def test_smooth_quant_helps_planted_outliers_when_asked():
     converted, truth = to_openvino(model, batch), output_of(model, batch)
     found = {}
     for asked in (False, True):
-        compiled = openvino.compile_model(to_int8(converted, [batch], smooth_quant=asked), "CPU")
+        quantized = to_int8(converted, [batch], smooth_quant=asked)
+        with kept_signal_stack():
+            compiled = openvino.compile_model(quantized, "CPU")
         inputs = {name: batch[name].numpy() for name in ("input_ids", "attention_mask")}
         found[asked] = sqnr(truth, torch.from_numpy(compiled(inputs)[0]))
     assert found[True] > found[False] + 6
@@ -313,3 +327,30 @@ def test_the_command(tmp_path, capsys):
     assert Int8Report.load(tmp_path / "out" / "int8.json").metric["openvino int8"]["accuracy"] <= 1
     assert main([*call, "--out", str(tmp_path / "out")]) == 2
     assert "is not overwritten" in capsys.readouterr().err
+
+
+AFTER_PLUGINS = """
+import gc, signal, subprocess, sys
+import numpy as np, openvino
+import openvino.opset13 as ops
+from outeffhop.quantization.signal_stack import kept_signal_stack
+
+x = ops.parameter([2, 2], np.float32)
+model = openvino.Model([ops.relu(x)], [x])
+with kept_signal_stack():
+    first = openvino.Core().compile_model(model, "CPU")
+    second = openvino.Core().compile_model(model, "CPU")
+    for name in sys.argv[1:]:
+        exec(f"del {name}")
+first = second = None
+gc.collect()
+signal.signal(signal.SIGCHLD, lambda *_: print("heard"))
+subprocess.run([sys.executable, "-c", ""])
+"""
+
+
+@installed
+@pytest.mark.parametrize("gone", [[], ["first"], ["first", "second"]])
+def test_a_signal_is_heard_after_plugins_have_come_and_gone(gone):
+    ended = subprocess.run([sys.executable, "-c", AFTER_PLUGINS, *gone], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "heard\n"), ended.stderr

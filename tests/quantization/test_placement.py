@@ -9,7 +9,7 @@ from subjects import OTHERS, PAPER, SIX, build, inputs, quantize
 from torch import nn
 
 from outeffhop.models.modules import attention_modules, has_attention
-from outeffhop.nn import Gate
+from outeffhop.nn import Gate, QkNorm
 from outeffhop.nn.association import Association
 from outeffhop.quantization import Calibration, freeze, quantization_map, simulate
 from outeffhop.quantization.placement import lay_out
@@ -267,6 +267,23 @@ def test_a_functional_activation_and_both_sides_of_a_sum_are_seen():
         *("0/gelu.0", "0/relu.0", "0/add.0", "0/add.1"),
         *("0.first/input", "0.first/weight", "0.first/output", "0.second/weight", "0.second/output"),
     }
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_normalized_queries_and_keys_are_quantized_and_all_else_is_as_without(name):
+    method = "gated-outeffhop(sink=learned)"
+    plain, normed = (names_of(name, m)[1] for m in (method, f"{method[:-1]}, qk_norm=rms)"))
+    quantized, _ = names_of(name, f"{method[:-1]}, qk_norm=rms)")
+    norms = {n for n, m in quantized.named_modules() if isinstance(m, QkNorm)}
+    assert len(norms) == sum(n.endswith("/scores") for n in plain)
+    new = {f"{n}.{part}" for n in norms for part in ("query/weight", "query/output", "key/output")}
+    # OPT's queries are scaled, and its keys come out of a cache: both off their grid
+    off = {f"{n}.{part}/input" for n in norms for part in ("query", "key") if name == "opt"}
+    assert normed - plain == new | off
+    assert plain <= normed
+    left = quantization_map(quantized).floating
+    assert sum(why == "gate" for why in left.values()) == len(norms)
+    assert sum(n.endswith(".sink") for n in left) == len(norms)
 
 
 def test_the_map_prints_and_is_json():

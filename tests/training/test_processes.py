@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -137,6 +138,7 @@ def test_a_lost_process_ends_the_other(cache, tmp_path):
     run = config("opt", tmp_path / "lost", cache)
     ended = torchrun(tmp_path, ["train", to_dict(run), signal.SIGKILL, "1", 6])
     assert ended.returncode != 0
+    assert re.search(r"rank +: 1 \(local_rank: 1\)\n +exitcode +: -9", ended.stderr)  # torchrun says which
     assert RunFolder(run.out).last_checkpoint().name == "checkpoint-4"
     train(dataclasses.replace(run, out=str(tmp_path / "one")), quiet=True)
     resume(run.out, quiet=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outeffhop.attention.inputs import Call, prepare
 from outeffhop.attention.probe import shown, watch
-from outeffhop.functional import logsumexp_n, softmax_n
+from outeffhop.functional import below_sink, logsumexp_n, softmax_n
 
 __all__ = ["attend", "eager_attention", "why_not"]
 
@@ -48,14 +48,11 @@ def eager_attention(
 def attend(call: Call) -> tuple[Tensor, Tensor | None]:
     """softmax_n(q·kᵀ·scale + mask)·v, and log(n + Σ exp(scores)) where it is asked for."""
     scores = _scores(call)
-    # Scores shifted by the sink turn n = eˢ into n = 1, for an s of any size; s = −inf is n = 0.
     sink = call.sink if isinstance(call.sink, Tensor) else scores.new_full((1,), call.sink)
-    sink = sink.to(scores.dtype)[:, None, None]  # [H, 1, 1]
-    n = torch.where(torch.isneginf(sink), 0.0, torch.ones_like(sink))
-    shift = torch.where(torch.isneginf(sink), 0.0, sink)
-    weights = softmax_n(scores - shift, n).to(call.value.dtype)
+    scores, n, shift = below_sink(scores, sink.to(scores.dtype)[:, None, None])
+    weights = softmax_n(scores, n).to(call.value.dtype)
     out = _weighted_values(weights, call)
-    return out, logsumexp_n(scores - shift, n) + shift.squeeze(-1) if call.return_lse else None
+    return out, logsumexp_n(scores, n) + shift.squeeze(-1) if call.return_lse else None
 
 
 def _scores(call: Call) -> Tensor:

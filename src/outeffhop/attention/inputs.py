@@ -78,6 +78,10 @@ def prepare(
         raise ValueError(f"dropout_p={dropout_p}: a probability in [0, 1) is needed")
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1]) if query.shape[-1] else 1.0
+    if not -math.inf < scale < math.inf:
+        raise ValueError(f"scale={scale}: a finite number is needed")
+    if scale <= 0:  # kernels mask before they scale, and −inf · scale is then NaN or +inf
+        query, scale = query * scale, 1.0
     return Call(
         query=query,
         key=key,

@@ -34,7 +34,8 @@ def attend(call: Call) -> tuple[Tensor, None]:
             bias = _additive(call)
             mask, is_causal = torch.cat([bias, _column(call, bias.shape[:-1])], dim=-1), False
         key, value = pad(key, (0, 0, 0, 1)), pad(value, (0, 0, 0, 1))
-    elif mask is not None and is_causal:  # PyTorch takes one of the two
+    elif mask is not None and (is_causal or mask.dtype != torch.bool or mask.dim() < 2):
+        # PyTorch takes one of mask and is_causal, the mask in the query's dtype and with both lengths
         mask, is_causal = _additive(call), False
     out = scaled_dot_product_attention(
         call.query,
@@ -70,6 +71,8 @@ def _additive(call: Call) -> Tensor:
 
 def _column(call: Call, shape: torch.Size) -> Tensor:
     """The sink, where the mask meets the zero key.  [..., H or 1, Lq, 1]"""
-    if isinstance(call.sink, Tensor):
-        return call.sink.to(call.query.dtype)[:, None, None].expand(*shape, 1)
-    return call.query.new_full((*shape, 1), call.sink)
+    sink, dtype = call.sink, call.query.dtype
+    # the largest number of the dtype outweighs what inf would make NaN of
+    if isinstance(sink, Tensor):
+        return sink.to(dtype).clamp(max=torch.finfo(dtype).max)[:, None, None].expand(*shape, 1)
+    return call.query.new_full((*shape, 1), min(max(sink, torch.finfo(dtype).min), torch.finfo(dtype).max))

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from outeffhop.data import TASKS, Prepared, prepare, task_of
 from outeffhop.models.loading import load_checkpoint
+from outeffhop.outliers.saving import check_folder
 from outeffhop.training import RunFolder
 
 __all__ = ["Source", "check", "load", "prepared_for", "without_labels"]
@@ -34,15 +35,17 @@ class Source:
 
 
 def check(out: Path | None, **counts: int | None) -> None:
-    """What would fail in the end is said in the beginning: counts below 1, a file where a folder is to be."""
+    """What would fail in the end is said in the beginning: counts below 1, a folder that cannot be written to."""
     for name, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"{name.replace('_', '-')}={value}: at least 1 is needed")
-    if out is not None and out.exists() and not out.is_dir():
-        raise ValueError(f"out={str(out)!r} is a file: the name of a folder is needed")
+    if out is not None:
+        check_folder(out)
 
 
-def load(checkpoint: str, device: str | None, data: str | None, length: int | None) -> tuple[PreTrainedModel, Source]:
+def load(
+    checkpoint: str, device: str | None, data: str | None, length: int | None, trust_remote_code: bool = False
+) -> tuple[PreTrainedModel, Source]:
     """The model, on the device named or on a GPU where there is one; and its data, by default those of its run."""
     run, samples = RunFolder(checkpoint), {}
     if run.exists:
@@ -59,7 +62,7 @@ def load(checkpoint: str, device: str | None, data: str | None, length: int | No
     if length is not None:
         samples["length"] = length
     logging.disable_progress_bar()  # of loading, which is over in a moment
-    model: Any = load_checkpoint(checkpoint)
+    model: Any = load_checkpoint(checkpoint, trust_remote_code=trust_remote_code)
     try:
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, AssertionError) as error:

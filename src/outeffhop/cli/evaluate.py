@@ -29,10 +29,11 @@ def run(
     tokenizer: str | None,
     device: str | None,
     out: Path | None,
+    trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """The task's metrics of a checkpoint on one split; written to ``out/evaluation.json`` where it is given."""
     check(out, batch_size=batch_size, limit=limit, length=length)
-    model, source = load(checkpoint, device, data, length)
+    model, source = load(checkpoint, device, data, length, trust_remote_code)
     prepared, has_task = prepared_for(model, source, tokenizer)
     if not has_task:
         raise ValueError(f"{type(model).__name__} has no head, hence no metric: `outeffhop outliers` serves it")

@@ -88,6 +88,7 @@ def outliers(
     length: int | None = None,
     tokenizer: str | None = None,
     device: str | None = None,
+    trust_remote_code: bool = False,
     json: bool = False,
 ) -> None:
     """Where a checkpoint's outliers are.
@@ -104,6 +105,7 @@ def outliers(
         length: text: tokens of a sample; by default the run's, or 128.
         tokenizer: its folder, where the checkpoint has none.
         device: cuda if there is one, else cpu.
+        trust_remote_code: run the Python files a checkpoint brings along; without it they are refused.
         json: print JSON instead of tables.
     """
     from outeffhop.cli.outliers import run, show
@@ -118,6 +120,7 @@ def outliers(
         length=length,
         tokenizer=tokenizer,
         device=device,
+        trust_remote_code=trust_remote_code,
     )
     show(report, out, as_json=json)
 
@@ -136,7 +139,9 @@ def quantize(
     limit: int | None = None,
     device: str | None = None,
     out: Path | None = None,
+    fold_layernorm: bool = False,
     int8: bool = False,
+    trust_remote_code: bool = False,
     json: bool = False,
 ) -> None:
     """What quantization costs a checkpoint.
@@ -145,11 +150,11 @@ def quantize(
 
     Args:
         checkpoint: folder of a run, or of a saved model.
-        data: as for `outeffhop data`, by default the run's; calibrates on train, measures on validation.
+        data: as for `outeffhop data`, by default the run's.
         bits: of weights and activations.
-        scheme: the paper's W8A8, Linear inputs and weights alone, and two rivals.
-        range: how activations get theirs; by default running min-max, or as the scheme needs it.
-        calibration_batches: drawn anew for each seed.
+        scheme: the paper's, Linear layers alone, or a rival.
+        range: of activations; by default as the scheme has it.
+        calibration_batches: of training data, anew for each seed.
         batch_size: of calibration and measurement.
         seeds: how many calibration draws.
         length: text: tokens of a sample; by default the run's, or 128.
@@ -157,7 +162,9 @@ def quantize(
         limit: measure on this many batches; all if left out.
         device: cuda if there is one, else cpu.
         out: folder to write quantization.json into.
-        int8: also export to OpenVINO into OUT/int8 and measure real integer execution; needs outeffhop[int8].
+        fold_layernorm: fold LayerNorm's scale into the next layers.
+        int8: also export to OUT/int8 and run that (outeffhop[int8]).
+        trust_remote_code: run the Python files a checkpoint brings along.
         json: print JSON instead of tables.
     """
     from outeffhop.cli.quantize import run, show, show_int8
@@ -175,7 +182,9 @@ def quantize(
         limit=limit,
         device=device,
         out=out,
+        fold=fold_layernorm,
         int8=int8,
+        trust_remote_code=trust_remote_code,
     )
     if json:
         print(report.to_json())
@@ -195,6 +204,7 @@ def evaluate(
     tokenizer: str | None = None,
     device: str | None = None,
     out: Path | None = None,
+    trust_remote_code: bool = False,
     json: bool = False,
 ) -> None:
     """A checkpoint's metric on data.
@@ -211,6 +221,7 @@ def evaluate(
         tokenizer: its folder, where the checkpoint has none.
         device: cuda if there is one, else cpu.
         out: folder to write evaluation.json into.
+        trust_remote_code: run the Python files a checkpoint brings along; without it they are refused.
         json: print JSON instead of a table.
     """
     from outeffhop.cli.evaluate import run, show
@@ -225,6 +236,7 @@ def evaluate(
         tokenizer=tokenizer,
         device=device,
         out=out,
+        trust_remote_code=trust_remote_code,
     )
     show(result, out, as_json=json)
 
@@ -266,6 +278,7 @@ def reproduce(
     workers: int = 1,
     device: str | None = None,
     quick: bool = False,
+    only: tuple[str, ...] = (),
     json: bool = False,
 ) -> None:
     """The paper's tables and figures, each by its name.
@@ -281,6 +294,7 @@ def reproduce(
         workers: cells measured at the same time.
         device: cuda if there is one, else cpu.
         quick: cut down to seconds, to see that it runs; the numbers mean nothing.
+        only: these cells alone, as --only 'opt-*' 'bert-vanilla-0'; with what is there already they make the result.
         json: print JSON instead of tables.
     """
     from outeffhop.cli.reproduce import list_experiments, run, settings_of
@@ -288,7 +302,7 @@ def reproduce(
     if name is None:
         list_experiments(as_json=json)
         return
-    run(name, settings_of(scale, seeds, out, data, workers, device, quick), as_json=json)
+    run(name, settings_of(scale, seeds, out, data, workers, device, quick, only), as_json=json)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,8 +20,10 @@ def describe(text: str) -> dict[str, Any]:
         "name": method.name,
         "about": entry.about,
         "parameters": entry.values(method),
+        "choices": entry.choices,
         "normalizer": str(method.normalizer),
         "gate": None if method.gate is None else str(method.gate),
+        "qk_norm": method.qk_norm,
         "attention": "fused" if fused else "eager",
     }
 

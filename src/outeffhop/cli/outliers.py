@@ -29,10 +29,11 @@ def run(
     length: int | None,
     tokenizer: str | None,
     device: str | None,
+    trust_remote_code: bool = False,
 ) -> OutlierReport:
     """Measures, and writes ``outliers.json`` and ``outliers.html`` once everything is done."""
     check(out, batches=count, batch_size=batch_size, length=length)
-    model, source = load(checkpoint, device, data, length)
+    model, source = load(checkpoint, device, data, length, trust_remote_code)
     data = source.data
     prepared, has_task = prepared_for(model, source, tokenizer)
     if not len(prepared.validation):

@@ -11,10 +11,12 @@ from torch import Tensor
 from outeffhop.cli.checkpoint_data import check, load, prepared_for, without_labels
 from outeffhop.cli.console import print_table, progress
 from outeffhop.data import batches
-from outeffhop.quantization import QuantizationReport, Scheme, evaluate
+from outeffhop.quantization import Folding, QuantizationReport, Scheme, evaluate, fold_layernorm
 from outeffhop.quantization.int8 import export_int8
 from outeffhop.quantization.int8_export import require
 from outeffhop.quantization.int8_report import Int8Report, measure_int8
+from outeffhop.training import RunFolder
+from outeffhop.training.card import write_card
 
 __all__ = ["run", "show", "show_int8"]
 
@@ -37,17 +39,20 @@ def run(
     limit: int | None,
     device: str | None,
     out: Path | None,
+    fold: bool = False,
     int8: bool = False,
+    trust_remote_code: bool = False,
 ) -> QuantizationReport:
     """Loads, evaluates, and writes ``quantization.json`` once everything is done.
 
-    With ``int8`` the model is also exported into ``out/int8`` and measured there; that report is ``out/int8.json``.
+    With ``fold``, LayerNorms are folded into the next layers first. With ``int8`` the model is also exported into
+    ``out/int8`` and measured there; that report is ``out/int8.json``.
     """
     counts = dict(calibration_batches=calibration_batches, batch_size=batch_size, seeds=seeds)
     check(out, **counts, length=length, limit=limit)
     if int8:
         _check_int8(out)
-    model, source = load(checkpoint, device, data, length)
+    model, source = load(checkpoint, device, data, length, trust_remote_code)
     prepared, has_task = prepared_for(model, source, tokenizer)
     keep = dict if has_task else without_labels
 
@@ -61,15 +66,25 @@ def run(
     done = count()
     with progress(1 + 2 * seeds) as tell:
         report = evaluate(
-            model, draw, measured, scheme=scheme, seeds=seeds, progress=lambda text: tell(text, next(done))
+            model, draw, measured, scheme=scheme, seeds=seeds, fold=fold, progress=lambda text: tell(text, next(done))
         )
     if out is not None:
         report.save(out / _FILE)
+        _tell_card(checkpoint, out)
         if int8:
             model = model.float().cpu()
+            if fold:
+                model, _ = fold_layernorm(model, measured[0])
             exported = export_int8(model, draw(0), out / _INT8)
             measure_int8(model, exported, measured).save(out / f"{_INT8}.json")
     return report
+
+
+def _tell_card(checkpoint: str, out: Path) -> None:
+    """A finished run's model card has what lies in the run's folder."""
+    run = RunFolder(checkpoint)
+    if run.exists and run.finished and out.resolve() == run.path.resolve():
+        write_card(run)
 
 
 def _check_int8(out: Path | None) -> None:
@@ -107,8 +122,18 @@ def show(report: QuantizationReport, out: Path | None) -> None:
     ]
     columns = ("tensor", "typical dB", "SQNR dB", "range", "std", "max |x| / std")
     print_table("Worst rounded (dB of the median channel or token first)", columns, worst)
+    if report.folding is not None:
+        _show_folding(report.folding)
     if out is not None:
         print(f"written to {out / _FILE}")
+
+
+def _show_folding(folding: Folding) -> None:
+    rows = [(name, f"into {', '.join(layers)}") for name, layers in folding.folded.items()]
+    rows += [(name, f"kept: {why}") for name, why in folding.kept.items()]
+    count = f"{len(folding.folded)} of {_counted(len(rows), 'norm')}"
+    title = f"LayerNorm's scale and shift, folded in {count}; outputs differ by {folding.difference:.1g}"
+    print_table(title, ("norm", ""), rows)
 
 
 def _counted(count: int, name: str, plural: str = "s") -> str:

@@ -14,6 +14,7 @@ from outeffhop.experiments.experiment import Result, Scale, Settings, Table, che
 from outeffhop.experiments.experiment import run as run_experiment
 from outeffhop.experiments.ranking import ranks
 from outeffhop.experiments.registry import NAMES, find
+from outeffhop.outliers.saving import check_folder
 
 __all__ = ["list_experiments", "run", "settings_of"]
 
@@ -29,20 +30,26 @@ def list_experiments(as_json: bool) -> None:
 
 
 def settings_of(
-    scale: Scale, seeds: int, out: Path, data: Path | None, workers: int, device: str | None, quick: bool
+    scale: Scale,
+    seeds: int,
+    out: Path,
+    data: Path | None,
+    workers: int,
+    device: str | None,
+    quick: bool,
+    only: tuple[str, ...] = ("*",),
 ) -> Settings:
     for name, value in (("seeds", seeds), ("workers", workers)):
         if value < 1:
             raise ValueError(f"{name}={value}: at least 1 is needed")
     if data is not None and not data.is_dir():
         raise ValueError(f"data={str(data)!r} is no folder: name the one with the data sets, or leave --data out")
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"out={str(out)!r} is a file: a folder is needed")
+    check_folder(out)
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device={device!r}: there is no CUDA device here; cpu is the remedy")
-    return Settings(scale, seeds, out, data, workers, device, quick)
+    return Settings(scale, seeds, out, data, workers, device, quick, only or ("*",))
 
 
 def run(name: str, settings: Settings, as_json: bool) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
 from typing import Any
 
 from outeffhop.cli.console import print_error, print_json, print_table
-from outeffhop.training import RunFolder
+from outeffhop.outliers.reading import read_json
+from outeffhop.quantization import QuantizationReport
+from outeffhop.training import Result, RunFolder
 
 __all__ = ["describe", "show"]
 
@@ -29,10 +31,11 @@ def _describe(folder: RunFolder, root: Path) -> dict[str, Any]:
             metrics.update(
                 {k: v for k, v in line.items() if k.startswith("eval_") or k in ("max_inf_norm", "avg_kurtosis")}
             )
-        for kind in ("result", "quantization"):
+        for kind, reader in (("result", Result), ("quantization", QuantizationReport)):
             file = folder.path / f"{kind}.json"
             if file.is_file():
-                metrics[kind] = json.loads(file.read_text(encoding="utf-8"))
+                reader.load(file)  # refuses what is none
+                metrics[kind] = read_json(file)
     except (ValueError, OSError) as error:  # the others can still be shown
         return {"run": name, "state": "unreadable", "error": str(error)}
     return {
@@ -74,8 +77,8 @@ def _row(run: dict[str, Any]) -> list[str]:
     chief = [(k, found[k]) for k in ("eval_perplexity", "eval_accuracy", "eval_mse") if k in found]
     quantized = ""
     if "quantization" in found:
-        name, values = next(iter(found["quantization"]["quantized"].items()))
-        quantized = f"{name} {sum(values) / len(values):.4g} ({found['quantization']['scheme']})"
+        name, values = next(iter(found["quantization"]["quantized"].items()), ("nothing", [math.nan]))
+        quantized = f"{name} {sum(map(float, values)) / len(values):.4g} ({found['quantization']['scheme']})"
     return [
         run["run"],
         f"{run['model']} {run['preset']}",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from outeffhop.data.pictures import load_pictures
+from outeffhop.data.pictures import load_pictures, read_npz
 from outeffhop.data.prepared import Sample
 from outeffhop.data.specs import kind_of_path, known, parse
 
@@ -136,11 +136,7 @@ def _draw(
 
 
 def _read_npz(file: Path) -> Bags:
-    try:
-        with np.load(file, allow_pickle=False) as found:
-            features, bag, labels = found["X"], found["bag"], found["y"]
-    except (KeyError, ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{file} cannot be read: {error}. It needs X [instances, d], bag and y") from error
+    features, bag, labels = read_npz(file, ("X", "bag", "y"), "X [instances, d], bag and y")
     if features.ndim != 2 or bag.shape != features.shape[:1] or not set(np.unique(labels)) <= {0, 1}:
         raise ValueError(f"{file}: X {features.shape}, bag {bag.shape} and y {labels.shape} of 0 and 1 do not fit")
     if not np.array_equal(np.unique(bag), np.arange(1, len(labels) + 1)):

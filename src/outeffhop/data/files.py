@@ -6,13 +6,16 @@ import gzip
 import hashlib
 import lzma
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-__all__ = ["bare_name", "by_split", "digest_of", "files_under", "lines", "open_packed", "suffix"]
+__all__ = ["DAMAGED", "bare_name", "by_split", "digest_of", "files_under", "lines", "open_packed", "suffix"]
 
 _PACKED = {".gz": gzip.open, ".xz": lzma.open}
+# what packed files that are none, or not whole, are read with
+DAMAGED = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 _SPLIT_WORDS = {
     "train": "train",
     "training": "train",
@@ -67,7 +70,7 @@ def lines(path: Path) -> Iterator[str]:
             f"{path} is not UTF-8: byte {offset + error.start} ({error.reason}); "
             f"convert it, for instance with iconv -t utf-8"
         ) from error
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+    except DAMAGED as error:
         raise ValueError(f"{path} is damaged or cut short after byte {offset} of its content: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outeffhop.data.specs import Spec
@@ -14,7 +15,7 @@ __all__ = ["kind_of_rows", "load", "text_column"]
 
 def load(spec: Spec) -> dict[str, Dataset]:
     """The dataset's splits. ``hub:a/b`` is tried as owner and name first, then as name and config."""
-    from datasets import DatasetDict, load_dataset
+    from datasets import DatasetDict, load_dataset, packaged_modules
 
     parts = spec.name.split("/")
     if len(parts) > 3:
@@ -22,6 +23,11 @@ def load(spec: Spec) -> dict[str, Dataset]:
     tries: list[tuple[str, str | None]] = [("/".join(parts[:2]), parts[2] if len(parts) == 3 else None)]
     if len(parts) == 2:
         tries.append((parts[0], parts[1]))
+    # for datasets a name may as well be a folder here, or a way to read all files of this one
+    local = {"", ".", "..", *getattr(packaged_modules, "_PACKAGED_DATASETS_MODULES", ())}
+    tries = [(name, config) for name, config in tries if name not in local and not Path(name).exists()]
+    if not tries:
+        raise ValueError(f"data spec {spec.text!r} names no dataset of the hub: give files of this machine by path")
     failures = []
     for name, config in tries:
         try:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from outeffhop.data.prepared import Sample, stack
+from outeffhop.data.tokenizer import ids_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -44,7 +45,8 @@ class MaskedBatch:
             raise ValueError("the tokenizer has no mask_token, which task 'mlm' needs: set one, or use task 'clm'")
         self.probability, self.seed, self.epoch = probability, seed, epoch
         self.mask_id = tokenizer.mask_token_id
-        self.special = np.zeros(len(tokenizer), bool)
+        self.special = np.ones(ids_of(tokenizer), bool)  # ids that no token has are as little put in
+        self.special[list(tokenizer.get_vocab().values())] = False
         self.special[tokenizer.all_special_ids] = True
         self.ordinary = np.flatnonzero(~self.special)
 

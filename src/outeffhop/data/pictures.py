@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outeffhop.data import builtin, hub
-from outeffhop.data.files import by_split, digest_of, files_under, open_packed, suffix
+from outeffhop.data.files import DAMAGED, by_split, digest_of, files_under, open_packed, suffix
 from outeffhop.data.prepared import SPLITS
 from outeffhop.data.specs import Spec, is_idx, kind_of_file
 
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from datasets import Dataset  # type: ignore[import-untyped]
     from PIL.Image import Image
 
-__all__ = ["Gallery", "Pictures", "load_pictures"]
+__all__ = ["Gallery", "Pictures", "load_pictures", "read_npz"]
 
+_MOST_DIMENSIONS = 4  # of an idx file: pictures with channels
+_MOST_CLASSES = 1 << 20
 _SHARE = 0.1  # of the training pictures, for each split that is not given
 
 
@@ -146,7 +149,7 @@ class Files(Sequence[NDArray[np.uint8]]):
         return len(self.files)
 
     def __getitem__(self, index: Any) -> Any:
-        return _pixels(_open(self.files[index]), self.colour)
+        return _pixels(_open(self.files[index]), self.colour, str(self.files[index]))
 
 
 class Rows(Sequence[NDArray[np.uint8]]):
@@ -159,7 +162,7 @@ class Rows(Sequence[NDArray[np.uint8]]):
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        return _pixels(self.rows[int(index)][self.column], self.colour)
+        return _pixels(self.rows[int(index)][self.column], self.colour, f"picture {index} of the hub")
 
 
 class Chosen(Sequence[NDArray[np.uint8]]):
@@ -176,17 +179,24 @@ class Chosen(Sequence[NDArray[np.uint8]]):
 
 
 def _open(file: Path) -> Image:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         image = Image.open(file)
         image.load()
-    except (UnidentifiedImageError, OSError) as error:
+    except Exception as error:  # each of a dozen decoders has errors of its own for what is damaged
         raise ValueError(f"{file} cannot be read as a picture ({error}): mend or remove it") from error
     return image
 
 
-def _pixels(image: Image, colour: bool) -> NDArray[np.uint8]:
+def _pixels(image: Image, colour: bool, where: str) -> NDArray[np.uint8]:
+    """Of each pixel 8 bits: the upper ones of 16. Pillow itself would make white of all above 255."""
+    from PIL.Image import fromarray
+
+    if image.mode in ("I", "F"):
+        raise ValueError(f"{where} has pixels of 32 bits, whose scale is not known: save it with 8 or 16 bits")
+    if image.mode.startswith("I;16"):
+        image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
     pixels = np.asarray(image.convert("RGB" if colour else "L"))
     return pixels if colour else pixels[..., None]
 
@@ -200,12 +210,21 @@ def _read_npz_files(files: list[Path]) -> Pictures:
 
 
 def _read_npz(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    images, labels = read_npz(file, ("x", "y"), "x, uint8 [N, H, W, C], and y, [N]")
+    return _checked(file, images, labels)
+
+
+def read_npz(file: Path, names: Sequence[str], needs: str) -> list[NDArray[Any]]:
+    """Arrays of an npz file by name, without pickle; ``needs`` says what such a file holds."""
     try:
         with np.load(file, allow_pickle=False) as found:
-            images, labels = found["x"], found["y"]
-    except (KeyError, ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{file} cannot be read: {error}. It needs x, uint8 [N, H, W, C], and y, [N]") from error
-    return _checked(file, images, labels)
+            arrays = [found[name] for name in names]
+    except (
+        Exception
+    ) as error:  # zip, its packings and numpy's headers each have errors of their own for what is damaged
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{file} cannot be read: {said}. It needs {needs}") from error
+    return arrays
 
 
 def _checked(file: Path, images: Any, labels: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -215,6 +234,10 @@ def _checked(file: Path, images: Any, labels: Any) -> tuple[NDArray[np.uint8], N
         raise ValueError(
             f"{file}: pictures {images.dtype} {images.shape} and labels {labels.dtype} {labels.shape} do not fit; "
             "uint8 [N, H, W, C] with C of 1 or 3, and N whole numbers are needed"
+        )
+    if labels.min() < 0 or labels.max() >= _MOST_CLASSES:
+        raise ValueError(
+            f"{file}: labels from {labels.min()} to {labels.max()}; classes are counted from 0 to {_MOST_CLASSES - 1}"
         )
     return images, labels.astype(np.int64)
 
@@ -234,13 +257,13 @@ def read_idx(file: Path) -> NDArray[np.uint8]:
     try:
         with open_packed(file) as handle:
             content = handle.read()
-    except (EOFError, OSError) as error:
+    except (*DAMAGED, OSError) as error:
         raise ValueError(f"{file} is damaged: {error}") from error
     if len(content) < 4 or content[:3] != b"\0\0\x08" or len(content) < 4 + 4 * content[3]:
         raise ValueError(f"{file} is no idx file of bytes: it begins with {content[:4]!r}")
     shape = struct.unpack_from(f">{content[3]}I", content, 4)
     begin = 4 + 4 * content[3]
-    if len(content) - begin != int(np.prod(shape)):
+    if len(shape) > _MOST_DIMENSIONS or len(content) - begin != math.prod(shape):
         raise ValueError(f"{file}: its header says {shape}, but {len(content) - begin} bytes follow")
     return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
 

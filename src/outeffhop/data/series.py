@@ -102,22 +102,31 @@ def _rows(spec: Spec, name: str, rows: int) -> tuple[int, int, int]:
 
 def read_csv(file: Path) -> tuple[list[str], list[str], NDArray[np.float64]]:
     """Dates, names of the series, and values [rows, D] of a csv file with a header and dates first."""
-    reader = csv.reader(lines(file))
-    header = next(reader, [])
+    rows = _csv_rows(file)
+    _, header = next(rows, (0, []))
     if len(header) < 2:
         raise ValueError(f"{file} has no header with a date and at least one series: its first line is {header}")
     dates, values = [], []
-    for row in reader:
+    for number, row in rows:
         if not row:
             continue
         if len(row) != len(header):
-            raise ValueError(f"{file}, row {reader.line_num}: {len(row)} values, but the header has {len(header)}")
+            raise ValueError(f"{file}, row {number}: {len(row)} values, but the header has {len(header)}")
         dates.append(row[0])
         named = zip(header[1:], row[1:], strict=True)
-        values.append([_number(file, reader.line_num, name, text) for name, text in named])
+        values.append([_number(file, number, name, text) for name, text in named])
     if not values:
         raise ValueError(f"{file} has a header but no rows")
     return dates, header[1:], np.array(values)
+
+
+def _csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(lines(file))
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:  # a quote without its partner, mostly
+        raise ValueError(f"{file}, row {reader.line_num}: {error}") from error
 
 
 def _number(file: Path, row: int, column: str, text: str) -> float:
@@ -157,9 +166,19 @@ def prepare_series(series: Series, *, in_len: int, out_len: int) -> Prepared:
         if value < 1:
             raise ValueError(f"{name}={value}: at least 1 is needed")
     train_rows = series.values[: series.rows[0]]
-    mean, deviation = train_rows.mean(0), train_rows.std(0)
-    deviation = np.where(deviation > 0, deviation, 1.0)  # a series that stands still while training
-    scaled = torch.from_numpy((series.values - mean) / deviation).float()
+    if not len(train_rows):
+        raise ValueError(f"data spec {series.source!r} has {len(series.values)} rows, none for training: give more")
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = train_rows.mean(0), train_rows.std(0)
+        deviation = np.where(deviation > 0, deviation, 1.0)  # a series that stands still while training
+        scaled = torch.from_numpy((series.values - mean) / deviation).float()
+    lost = (~torch.isfinite(scaled)).nonzero()
+    if len(lost) or not np.isfinite(deviation).all():
+        column = int(lost[0, 1]) if len(lost) else int(np.argmin(np.isfinite(deviation)))
+        raise ValueError(
+            f"data spec {series.source!r}: series {series.names[column]!r} has values too large to scale: "
+            "mend or drop them"
+        )
     sets = {}
     for split, begin, end in _bounds(series.rows):
         sets[split] = Windows(scaled[max(0, begin - in_len) : end], in_len, out_len)

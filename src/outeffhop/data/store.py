@@ -7,6 +7,7 @@ read, or a whole entry; a file cut short or changed later no longer fits the man
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -59,6 +60,13 @@ class Store:
             said = build(side)
             _write_manifest(side, key, said)
             _put(side, entry)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise  # of what the builder reads
+            raise OSError(
+                f"{kind} could not be written to cache_dir={str(self.folder)!r} ({error.strerror}): make room, or "
+                "give another with cache_dir or the environment variable OUTEFFHOP_CACHE"
+            ) from error
         finally:
             shutil.rmtree(side, ignore_errors=True)
         return entry, said
@@ -67,7 +75,9 @@ class Store:
         """Removes what processes that were killed left behind, once it is a day old."""
         for left in self.folder.glob(".*-*.*-*"):
             with suppress(OSError):
-                if time.time() - left.stat().st_mtime > _DAY:
+                # a build that lasts for days still writes to its files
+                last = max(p.stat().st_mtime for p in (left, *left.iterdir()))
+                if time.time() - last > _DAY:
                     shutil.rmtree(left)
 
 
@@ -96,7 +106,7 @@ def _read(entry: Path) -> dict[str, Any] | None:
             if file.stat().st_size != size or _checksum(file) != checksum:
                 return None
         said: dict[str, Any] = manifest["said"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return said
 

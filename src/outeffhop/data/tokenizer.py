@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -17,7 +17,7 @@ from outeffhop.data.text import Corpus, pieces
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["find_tokenizer", "load_tokenizer", "train_tokenizer"]
+__all__ = ["find_tokenizer", "ids_of", "load_tokenizer", "train_tokenizer"]
 
 _VERSION = 1  # of the training below: part of the key under which a trained tokenizer is kept
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
@@ -75,26 +75,50 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     Either one that transformers saved, or the bare vocabulary of BERT (vocab.txt), of GPT-2, or of RoBERTa and OPT
     (vocab.json and merges.txt). The last is told by its <s>; as in OPT, </s> begins and ends its documents.
     """
-    from transformers import AutoTokenizer
+    from outeffhop.models.foreign import refuse_code
 
     path = Path(folder).expanduser()
     names = {p.name for p in path.iterdir()} if path.is_dir() else set()
     if names & {"tokenizer.json", "tokenizer_config.json"}:
-        try:
-            found = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"tokenizer={str(path)!r} could not be read by transformers: {error}") from error
-        if not getattr(found, "is_fast", False):
-            raise ValueError(f"tokenizer={str(path)!r} has no fast form: save it with a tokenizer.json")
-        return found  # type: ignore[return-value]
-    if "vocab.txt" in names:
-        return _bert(path / "vocab.txt")
-    if {"vocab.json", "merges.txt"} <= names:
-        return _byte_level(path)
-    raise ValueError(
-        f"tokenizer={str(path)!r} is no folder with a tokenizer: tokenizer.json, vocab.txt, "
-        "or vocab.json and merges.txt must be in it"
-    )
+        refuse_code(path / "tokenizer_config.json", remedy=": give a folder with a plain tokenizer.json")
+        read = _saved
+    elif "vocab.txt" in names:
+        read = _bert
+    elif {"vocab.json", "merges.txt"} <= names:
+        read = _byte_level
+    else:
+        raise ValueError(
+            f"tokenizer={str(path)!r} is no folder with a tokenizer: tokenizer.json, vocab.txt, "
+            "or vocab.json and merges.txt must be in it"
+        )
+    try:
+        found = read(path)
+    except Exception as error:  # tokenizers raises Exception itself, transformers whatever a damaged file leads to
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"tokenizer={str(path)!r} cannot be read: {said}") from error
+    ids = found.get_vocab().values()
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"tokenizer={str(path)!r} gives two of its {len(ids)} tokens one id: is it damaged?")
+    if not 0 < ids_of(found) <= 2 * len(found):
+        raise ValueError(
+            f"tokenizer={str(path)!r} has {len(found)} tokens, but ids up to {ids_of(found) - 1}: is it damaged?"
+        )
+    return found
+
+
+def ids_of(tokenizer: PreTrainedTokenizerFast) -> int:
+    """How many ids a model must know: some tokenizers leave a few out, so that their number of tokens is less."""
+    return 1 + max(tokenizer.get_vocab().values(), default=-1)
+
+
+def _saved(folder: Path) -> PreTrainedTokenizerFast:
+    """What transformers saved."""
+    from transformers import AutoTokenizer
+
+    found: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    if not getattr(found, "is_fast", False):
+        raise ValueError("it has no fast form: save it with a tokenizer.json")
+    return found  # type: ignore[no-any-return]
 
 
 def _wrap(tokenizer: Tokenizer, **special: str) -> PreTrainedTokenizerFast:
@@ -112,9 +136,10 @@ def _add_template(tokenizer: Tokenizer, single: str, tokens: list[str]) -> None:
     tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
 
 
-def _bert(vocabulary: Path) -> PreTrainedTokenizerFast:
+def _bert(folder: Path) -> PreTrainedTokenizerFast:
     from tokenizers.implementations import BertWordPieceTokenizer  # type: ignore[attr-defined]
 
+    vocabulary = folder / "vocab.txt"
     words = {word: i for i, word in enumerate(vocabulary.read_text(encoding="utf-8").splitlines())}
     special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
     absent = [token for token in special.values() if token not in words]

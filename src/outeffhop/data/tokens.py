@@ -23,7 +23,7 @@ from outeffhop.data.masking import MaskedBatch
 from outeffhop.data.prepared import SPLITS, Prepared, Sample, stack
 from outeffhop.data.store import Store
 from outeffhop.data.text import Corpus, pieces
-from outeffhop.data.tokenizer import find_tokenizer
+from outeffhop.data.tokenizer import find_tokenizer, ids_of
 
 if TYPE_CHECKING:
     import os
@@ -109,13 +109,13 @@ def prepare_text(
         collate=MaskedBatch(found, mask_probability, seed, epoch=0) if masked else causal_batch,
         eval_collate=MaskedBatch(found, mask_probability, seed, epoch=None) if masked else causal_batch,
         tokenizer=found,
-        changes={"vocab_size": len(found), **_ids(found)},
+        changes={"vocab_size": ids_of(found), **_ids(found)},
         about={
             "source": corpus.source,
             "kind": "text",
             "content": corpus.digest,
             "splits": sizes,
-            "tokenizer": {"vocab_size": len(found), "content": content, "trained_here": tokenizer is None},
+            "tokenizer": {"vocab_size": ids_of(found), "content": content, "trained_here": tokenizer is None},
             "preprocessing": {"length": length, "around": around, "seed": seed}
             | ({"mask_probability": mask_probability} if masked else {}),
         },
@@ -132,7 +132,7 @@ def tokenize(
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     if end is None:
         raise ValueError("the tokenizer has neither an eos_token nor a sep_token to end documents with: set one")
-    dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
+    dtype = "uint16" if ids_of(tokenizer) <= 1 << 16 else "uint32"
 
     def build(folder: Path) -> dict[str, Any]:
         tokens = documents = 0
@@ -173,7 +173,9 @@ def _progress(what: str) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn(what, markup=False), TextColumn("{task.completed:,} characters"))
+    # not as the format of a column: a path may have braces
+    named = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), named, TextColumn("{task.completed:,} characters"))
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda characters: bar.advance(task, characters)

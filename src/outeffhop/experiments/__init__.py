@@ -1,4 +1,4 @@
-"""Every table and figure of the paper, one file each."""
+"""Every table and figure of the paper, one file each, and one experiment beyond it."""
 
 from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Verdict, run
 

@@ -155,4 +155,5 @@ EXPERIMENT = Experiment(
     measure,
     conclude,
     needs,
+    partial=True,
 )

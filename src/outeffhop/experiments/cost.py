@@ -154,4 +154,5 @@ EXPERIMENT = Experiment(
     cells,
     measure,
     conclude,
+    partial=True,
 )

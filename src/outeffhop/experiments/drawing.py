@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+from outeffhop.outliers.saving import write_whole
 
 __all__ = ["COLOURS", "MARKERS", "colour", "marker", "new", "save"]
 
@@ -49,7 +52,11 @@ def new(width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1
 
 def save(figure: Any, folder: Path, name: str) -> None:
     """As SVG and PNG, on a white ground that a dark page can hold."""
-    folder.mkdir(parents=True, exist_ok=True)
-    # without a date, so that the same numbers make the same file
-    figure.savefig(folder / f"{name}.svg", facecolor="white", metadata={"Date": None})
-    figure.savefig(folder / f"{name}.png", facecolor="white", dpi=150)
+    from matplotlib import rc_context
+
+    # without a date or random names, so that the same numbers make the same file
+    for kind, settings in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 150})):
+        drawn = BytesIO()
+        with rc_context({"svg.hashsalt": name}):
+            figure.savefig(drawn, format=kind, facecolor="white", **settings)
+        write_whole(folder / f"{name}.{kind}", drawn.getvalue())

@@ -166,6 +166,7 @@ def _landscape(ax: Any, name: str, n: int, values: Values, levels: Tensor) -> An
     x, y = at.T.reshape(2, points, points)
     height = memory.energy(at).reshape(points, points)
     surface = ax.contourf(x, y, height - height.min(), levels, cmap="cividis", extend="max")
+    surface.set_rasterized(True)  # as lines it makes an SVG of megabytes
     angle = torch.arange(8, dtype=torch.float64) * (math.pi / 4) + 0.35
     ring = torch.stack([angle.cos(), angle.sin()], 1)
     for path in _paths(memory, torch.cat([0.4 * ring, 1.3 * ring])).unbind(1):

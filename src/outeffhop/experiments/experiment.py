@@ -8,20 +8,24 @@ is room.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import multiprocessing
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from outeffhop.outliers.saving import to_plain, write_whole
+from outeffhop.outliers.reading import from_json_value, read_json
+from outeffhop.outliers.saving import from_plain, to_plain, write_whole
 
 __all__ = ["Cell", "Experiment", "Settings", "Table", "Figure", "Verdict", "Result", "check_data", "run"]
 
@@ -41,6 +45,7 @@ class Settings:
         workers: cells measured at the same time.
         device: cpu or cuda.
         quick: cut down to seconds, to see that it runs; the numbers mean nothing.
+        only: patterns of cells' keys, as ``opt-*``; the result is drawn from these and those measured before.
     """
 
     scale: Scale = "tiny"
@@ -50,6 +55,7 @@ class Settings:
     workers: int = 1
     device: str = "cpu"
     quick: bool = False
+    only: tuple[str, ...] = ("*",)
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,15 @@ class Cell:
     """One thing to measure.
 
     Attributes:
-        key: names its file; letters, digits, dots and dashes.
+        key: names its file; letters, digits, dots, dashes and underscores.
         values: what ``Experiment.measure`` needs to know, as JSON has it.
     """
 
     key: str
     values: Values = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_name("key", self.key)
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,13 @@ class Table:
     group: str | None = None
     note: str = ""
 
+    def __post_init__(self) -> None:
+        unknown = {*self.better, *([] if self.group is None else [self.group])} - set(self.columns)
+        if unknown:
+            raise ValueError(f"table {self.title!r} has no column {sorted(unknown)[0]!r}")
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"table {self.title!r} has a row of other than {len(self.columns)} entries")
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -89,6 +105,9 @@ class Figure:
     name: str
     title: str
     caption: str
+
+    def __post_init__(self) -> None:
+        check_name("name", self.name)
 
 
 @dataclass(frozen=True)
@@ -125,10 +144,11 @@ class Result:
 
     @classmethod
     def load(cls, path: Path) -> Result:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        parts: dict[str, Any] = {"tables": Table, "figures": Figure, "verdicts": Verdict}
-        made: Values = {k: [parts[k](**v) for v in value] if k in parts else value for k, value in values.items()}
-        return cls(**made)
+        try:
+            result: Result = from_json_value(cls, read_json(path))
+        except ValueError as error:
+            raise ValueError(f"{path} is no result of an experiment: {error}") from error
+        return result
 
 
 @dataclass(frozen=True)
@@ -143,6 +163,7 @@ class Experiment:
         measure: one cell. A module-level function: it may run in another process.
         conclude: tables, figures (drawn into the folder given) and verdicts from the cells' values by key.
         needs: folders of ``Settings.data`` it cannot do without at this scale.
+        partial: whether it can conclude from some of its cells.
     """
 
     name: str
@@ -152,6 +173,15 @@ class Experiment:
     measure: Callable[[Cell, Settings], Values]
     conclude: Callable[[dict[str, Values], Settings, Path], Result]
     needs: Callable[[Settings], Sequence[str]] = lambda settings: ()
+    partial: bool = False
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises ValueError for a name that could lead to a file outside its folder, or to a hidden one."""
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(
+            f"{what}={name!r}: letters, digits, dots, dashes and underscores are needed, no dot or dash first"
+        )
 
 
 def check_data(experiment: Experiment, settings: Settings) -> None:
@@ -170,7 +200,12 @@ def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] 
     folder = settings.out / experiment.name
     cells = list(experiment.cells(settings))
     done = {cell.key: found for cell in cells if (found := _read(folder, cell, settings)) is not None}
-    missing = [cell for cell in cells if cell.key not in done]
+    asked = [cell for cell in cells if any(fnmatchcase(cell.key, pattern) for pattern in settings.only)]
+    if not asked:
+        raise ValueError(f"only={settings.only}: {experiment.name} has no such cell; there are {_some_keys(cells)}")
+    if not experiment.partial and {cell.key for cell in cells} - {cell.key for cell in asked} - done.keys():
+        raise ValueError(f"only={settings.only}: {experiment.name} needs all of its {len(cells)} cells; leave it out")
+    missing = [cell for cell in asked if cell.key not in done]
     if done:
         tell(f"{experiment.name}: {len(done)} of {len(cells)} cells are there already")
     for cell, values in _measured(experiment, missing, settings):
@@ -178,11 +213,18 @@ def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] 
         _write(folder, cell, settings, values)
         tell(f"{experiment.name}: {cell.key} ({len(done)} of {len(cells)})")
     # in the order asked for, whichever was there before or came first from another process
-    result = experiment.conclude({cell.key: done[cell.key] for cell in cells}, settings, folder)
+    result = experiment.conclude({c.key: done[c.key] for c in cells if c.key in done}, settings, folder)
     conditions = {**hardware(settings), **result.conditions}
+    if len(done) < len(cells):
+        conditions["cells"] = f"{len(done)} of {len(cells)} are measured"
     result = dataclasses.replace(result, conditions=conditions)
     write_whole(folder / "result.json", result.to_json())
     return result
+
+
+def _some_keys(cells: Sequence[Cell]) -> str:
+    keys = [cell.key for cell in cells]
+    return ", ".join(keys) if len(keys) <= 6 else f"{', '.join(keys[:3])}, ..., {keys[-1]}"
 
 
 def hardware(settings: Settings) -> Values:
@@ -225,15 +267,20 @@ def _file(folder: Path, cell: Cell) -> Path:
 
 
 def _write(folder: Path, cell: Cell, settings: Settings, values: Values) -> None:
-    kept = {"asked": cell.values, "scale": settings.scale, "quick": settings.quick, "found": values}
-    write_whole(_file(folder, cell), json.dumps(to_plain(kept), indent=1) + "\n")
+    kept = to_plain({"asked": cell.values, "scale": settings.scale, "quick": settings.quick, "found": values})
+    write_whole(_file(folder, cell), json.dumps({**kept, "sha256": _digest(kept["found"])}, indent=1) + "\n")
 
 
 def _read(folder: Path, cell: Cell, settings: Settings) -> Values | None:
-    """What was found before for the same question; a question asked otherwise is measured anew."""
+    """What was found before for the same question; a question asked otherwise, or a damaged file, is measured anew."""
     try:
-        kept = json.loads(_file(folder, cell).read_text(encoding="utf-8"))
+        kept = read_json(_file(folder, cell))
         same = (kept["asked"], kept["scale"], kept["quick"]) == (to_plain(cell.values), settings.scale, settings.quick)
-        return dict(kept["found"]) if same else None
+        whole = isinstance(kept["found"], dict) and kept.get("sha256", _digest(kept["found"])) == _digest(kept["found"])
+        return from_plain(kept["found"]) if same and whole else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _digest(found: Any) -> str:
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()

@@ -56,4 +56,5 @@ EXPERIMENT = Experiment(
     measure,
     conclude,
     retrieval.needs,
+    partial=True,
 )

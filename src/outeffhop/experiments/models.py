@@ -102,6 +102,8 @@ def run_config(
         options |= dict(eval_steps=2, log_steps=1, save_steps=2, outlier_steps=2)
     on_gpu = settings.device.startswith("cuda")
     options |= dict(seed=seed, device="cuda" if on_gpu else "cpu", precision="bf16" if on_gpu else "fp32")
+    # worth its time where a run is minutes long; those of STanHop-Net, which has the most layers, are shorter
+    options["compile"] = on_gpu and not settings.quick and model != "stanhop"
     config = resolve(
         RunConfig(
             model=model,  # type: ignore[arg-type]
@@ -128,11 +130,11 @@ def _looks(model: str, steps: int) -> dict[str, Any]:
     return {**looks, "eval_batches": 16} if model in ("bert", "opt") else looks
 
 
-def finished(config: RunConfig, settings: Settings) -> RunFolder:
+def finished(config: RunConfig, settings: Settings, quiet: bool = True) -> RunFolder:
     """The run's folder, trained to the end: from its start, from where a kill left it, or long ago."""
     if settings.workers > 1 and not settings.device.startswith("cuda"):
         torch.set_num_threads(max((os.cpu_count() or 1) // settings.workers, 1))
-    train(config, resume=True, quiet=True)
+    train(config, resume=True, quiet=quiet)
     folder = RunFolder(config.out)
     shutil.rmtree(folder.checkpoints, ignore_errors=True)  # of no more use, and as large as three models
     return folder
@@ -158,19 +160,26 @@ def measured(config: RunConfig, settings: Settings, split: str = "validation") -
     }
 
 
-def quantized(config: RunConfig, settings: Settings) -> dict[str, list[float]]:
-    """The metrics of a finished run's model in W8A8, everything of it quantized that the paper quantizes.
+def quantized(
+    config: RunConfig, settings: Settings, bits: str = "W8A8", *, fold: bool = False
+) -> dict[str, list[float]]:
+    """The metrics of a finished run's model in W8A8 (or other bits), everything quantized that the paper quantizes.
 
     Each is a list over calibration draws: 16 batches of training data and running ranges; OPT's are 4 batches and
-    the 99.999th percentile, as in the paper.
+    the 99.999th percentile, as in the paper. With ``fold``, LayerNorms are folded into the next layers first.
     """
     model, prepared = _opened(config, settings)
     of_opt = config.model == "opt"
-    scheme = Scheme.parse("W8A8").with_range("percentile" if of_opt else None)
+    scheme = Scheme.parse(bits).with_range("percentile" if of_opt else None)
     count = 1 if settings.quick else 4 if of_opt else 16
     given = _some(prepared, "validation", 1 if settings.quick else _MEASURED)
     report = evaluate(
-        model, lambda seed: _drawn(prepared, count, seed), given, scheme=scheme, seeds=1 if settings.quick else 3
+        model,
+        lambda seed: _drawn(prepared, count, seed),
+        given,
+        scheme=scheme,
+        seeds=1 if settings.quick else 3,
+        fold=fold,
     )
     return {name: list(values) for name, values in report.quantized.items()}
 

@@ -77,4 +77,5 @@ EXPERIMENT = Experiment(
     measure,
     conclude,
     retrieval.needs,
+    partial=True,
 )

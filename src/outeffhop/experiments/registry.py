@@ -20,6 +20,7 @@ NAMES = (
     "mil",
     "cost",
     "theory",
+    "beyond",
 )
 
 

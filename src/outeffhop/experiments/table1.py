@@ -200,4 +200,5 @@ EXPERIMENT = Experiment(
     measure,
     conclude,
     needs,
+    partial=True,
 )

@@ -162,4 +162,5 @@ EXPERIMENT = Experiment(
     measure,
     conclude,
     needs,
+    partial=True,
 )

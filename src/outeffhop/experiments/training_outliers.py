@@ -11,8 +11,9 @@ from outeffhop.experiments import drawing, paper, table1
 from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
 from outeffhop.experiments.models import finished, needs, run_config
 from outeffhop.outliers.report import place_of
+from outeffhop.training import RunFolder
 
-__all__ = ["EXPERIMENT", "growth_verdict"]
+__all__ = ["EXPERIMENT", "curve_of", "growth_verdict"]
 
 PAIRS = (("vanilla", "outeffhop"), ("clipped", "clipped-outeffhop"), ("gated", "gated-outeffhop"))
 
@@ -24,7 +25,12 @@ def cells(settings: Settings) -> list[Cell]:
 
 def measure(cell: Cell, settings: Settings) -> Values:
     config = run_config(settings, cell.values["model"], cell.values["method"], 0)
-    lines = [line for line in finished(config, settings).metrics() if "tensors" in line]
+    return curve_of(finished(config, settings))
+
+
+def curve_of(folder: RunFolder) -> Values:
+    """A run's outliers over its steps: the paper's two numbers, and the inf norm of each tensor."""
+    lines = [line for line in folder.metrics() if "tensors" in line]
     return {
         "steps": [line["step"] for line in lines],
         "max_inf_norm": [float(line["max_inf_norm"]) for line in lines],
@@ -185,4 +191,5 @@ EXPERIMENT = Experiment(
     measure,
     conclude,
     needs,
+    partial=True,
 )

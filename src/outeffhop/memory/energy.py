@@ -31,7 +31,7 @@ import math
 import torch
 from torch import Tensor
 
-from outeffhop.methods import Entmax, Normalizer, Polynomial, SoftmaxN
+from outeffhop.methods import Clipped, Entmax, Normalizer, Polynomial, SoftmaxN
 
 __all__ = ["conjugate", "energy", "why_no_energy"]
 
@@ -40,8 +40,11 @@ def why_no_energy(normalizer: Normalizer) -> str | None:
     """Why retrieval with this normalizer minimises no energy; None where it does."""
     if isinstance(normalizer, SoftmaxN | Entmax | Polynomial):
         return None
+    kind = type(normalizer).__name__
+    if not isinstance(normalizer, Clipped):
+        return f"of {kind} weights none is known here"
     return (
-        f"{type(normalizer).__name__} weights are the gradient of no function of the scores "
+        f"{kind} weights are the gradient of no function of the scores "
         "(where one is clipped the others still depend on it), so no energy has this retrieval as its descent"
     )
 

@@ -49,7 +49,10 @@ def check_queries(x: Tensor, patterns: Tensor) -> Tensor:
 
 
 def check_beta(beta: float) -> float:
-    beta = float(beta)
+    try:
+        beta = float(beta)
+    except (TypeError, ValueError):
+        raise TypeError(f"beta={beta!r}: the inverse temperature is a number") from None
     if not 0.0 < beta < math.inf:
         raise ValueError(f"beta={beta}: the inverse temperature is finite and greater than 0")
     return beta
@@ -61,6 +64,11 @@ def check_method(method: str | Method) -> Method:
         raise ValueError(
             f"method={str(parsed)!r} has a gate, which is learned from a layer's input; a memory learns nothing: "
             "give the method without its gate, such as 'vanilla' or 'outeffhop'"
+        )
+    if parsed.qk_norm != "none":
+        raise ValueError(
+            f"method={str(parsed)!r} normalizes queries and keys by learned factors; a memory learns nothing: "
+            "leave qk_norm out"
         )
     return parsed
 

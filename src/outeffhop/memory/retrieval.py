@@ -112,6 +112,11 @@ def _norm(x: Tensor) -> Tensor:
 
 def _check_steps(steps: int | None, tol: float, max_steps: int) -> int:
     """The largest number of updates."""
+    for name, value in (("steps", 1 if steps is None else steps), ("max_steps", max_steps)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}={value!r}: a whole number is needed")
+    if isinstance(tol, bool) or not isinstance(tol, int | float):
+        raise TypeError(f"tol={tol!r}: a number is needed")
     if steps is not None and steps < 1:
         raise ValueError(f"steps={steps}: at least 1, or None to go on until each query rests")
     if max_steps < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ def save(path: str | os.PathLike[str], stored: Tensor, beta: float, method: str,
     if no_op is not None:
         tensors["outliers"] = no_op.outliers.contiguous()
         metadata["distinct"] = str(no_op.distinct)
+    metadata["sha256"] = _digest(tensors, metadata)
     # in the same folder, since os.replace is atomic within one file system alone
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -53,10 +55,19 @@ def reading(
             metadata = file.metadata() or {}
             if metadata.get("format") != _FORMAT:
                 raise ValueError(f"its format is {metadata.get('format')!r}, not {_FORMAT!r}")
-            names = set(file.keys())
-            no_op = None
-            if "outliers" in names:
-                no_op = NoOp(file.get_tensor("outliers"), metadata["distinct"] == "True")
-            yield file.get_tensor("patterns"), float(metadata["beta"]), metadata["method"], no_op
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+            if metadata.pop("sha256", None) != _digest(tensors, metadata):
+                raise ValueError("its content is not what was written, by its checksum")
+            no_op = NoOp(tensors["outliers"], metadata["distinct"] == "True") if "outliers" in tensors else None
+            yield tensors["patterns"], float(metadata["beta"]), metadata["method"], no_op
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ValueError(f"{source} is not a memory saved by HopfieldMemory.save, or is damaged: {error}") from error
+
+
+def _digest(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    """SHA-256 of everything: safetensors has no checksum, and a flipped bit is a pattern too."""
+    total = hashlib.sha256(repr(sorted(metadata.items())).encode())
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return total.hexdigest()

@@ -19,7 +19,7 @@ from outeffhop.memory.energy import conjugate, energy, why_no_energy
 from outeffhop.memory.inputs import check_beta, check_method, check_patterns, check_queries, wide
 from outeffhop.memory.noop import NoOp, check_indices, check_size
 from outeffhop.memory.retrieval import Retrieval, Update, iterate
-from outeffhop.methods import Clipped, Entmax, Method, Normalizer, SoftmaxN
+from outeffhop.methods import Clipped, Method, Normalizer, SoftmaxN
 
 __all__ = ["HopfieldMemory", "effective_normalizer", "fused_update"]
 
@@ -45,9 +45,10 @@ class HopfieldMemory:
         no_op: Λ. Outliers stay stored and leave the sum; in "outeffhop" they become n = 1 no-op
             pattern, or n = K where they are distinct. A model without no-op patterns just loses them.
 
-    >>> memory = HopfieldMemory(torch.eye(3), beta=8.0)
-    >>> memory.retrieve(torch.tensor([0.9, 0.1, 0.0])).state
-    tensor([9.9686e-01, 1.6563e-03, 7.4424e-04])
+    Examples:
+        >>> memory = HopfieldMemory(torch.eye(3), beta=8.0)
+        >>> memory.retrieve(torch.tensor([0.9, 0.1, 0.0])).state
+        tensor([9.9686e-01, 1.6563e-03, 7.4424e-04])
     """
 
     def __init__(
@@ -218,8 +219,6 @@ class HopfieldMemory:
         """w(βΞx) and βΞx, float32 at least.  [..., M] each"""
         dtype = wide(x.dtype)
         scores = (self.beta * x.to(dtype)) @ self._active.to(dtype).T
-        if isinstance(self._normalizer, Entmax):  # the same weights, but scores of 1e4 keep their digits
-            return self._normalizer(scores - scores.detach().amax(-1, keepdim=True)), scores
         return self._normalizer(scores), scores
 
 

@@ -7,7 +7,7 @@ from outeffhop.models.persistence import persist
 from outeffhop.models.schedule import SinkSchedule
 from outeffhop.models.summary import ModelSummary, model_summary
 
-__all__ = ["convert", "from_config", "SinkSchedule", "model_summary", "ModelSummary", "presets"]
+__all__ = ["convert", "from_config", "SinkSchedule", "model_summary", "ModelSummary", "presets", "register"]
 
 register()
 persist()

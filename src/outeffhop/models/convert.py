@@ -24,7 +24,8 @@ def convert(model: Model, method: str | Method, *, same_function: bool = False) 
     """Gives a model any method, gates and learned sinks included. In place; returns the model.
 
     Its weights stay. Gates and learned sinks that old and new method share keep their values, the
-    others start fresh: a gate at its ``init``, a learned sink at log n.
+    others start fresh: a gate at its ``init``, a learned sink at log n. With ``qk_norm=rms`` a trained model
+    computes other scores than those it was trained with: it has to be trained on.
 
     Args:
         model: any transformers model whose attention goes through transformers' attention interface, or STanHop-Net.
@@ -40,6 +41,11 @@ def convert(model: Model, method: str | Method, *, same_function: bool = False) 
         raise ValueError(
             f"method={str(new)!r} cannot start as the same function: its weights are no softmax with a sink; "
             "same_function serves outeffhop, gated and gated-outeffhop"
+        )
+    if same_function and new.qk_norm != "none":
+        raise ValueError(
+            f"method={str(new)!r} cannot start as the same function: qk_norm={new.qk_norm} forgets how long queries "
+            "and keys are; leave it out, or same_function"
         )
     if isinstance(model, StanhopForForecasting):
         if same_function:

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from outeffhop.methods import Method, SoftmaxN
 from outeffhop.nn.gate import Gate
+from outeffhop.nn.qk_norm import QkNorm
 
 __all__ = ["Extension"]
 
 
 class Extension(nn.Module):
-    """The method of one attention module, with its gate, its sink and its α where it has them.
+    """The method of one attention module, with its gate, its sink, its α and its QK-norm where it has them.
 
     While a schedule moves them, a fixed sink and a gate's offset are buffers, so that a checkpoint
     holds how far they are and a compiled model sees them move without compiling anew.
@@ -24,6 +25,7 @@ class Extension(nn.Module):
         method: how scores become weights, and the gate.
         embed_dim: the size of the attention's input.
         num_heads: H, of the queries.
+        head_dim: the size of each head's output.
         annealing: a schedule moves the fixed sink and the gate's offset.
     """
 
@@ -35,6 +37,7 @@ class Extension(nn.Module):
         method: Method,
         embed_dim: int,
         num_heads: int,
+        head_dim: int | None = None,
         annealing: bool = False,
         *,
         device: torch.device | str | None = None,
@@ -43,7 +46,8 @@ class Extension(nn.Module):
         super().__init__()
         self.method, self.embed_dim, self.num_heads = method, embed_dim, num_heads
         kept: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.gate = None if method.gate is None else Gate(method.gate, embed_dim, num_heads, **kept)
+        self.gate = None if method.gate is None else Gate(method.gate, embed_dim, num_heads, head_dim, **kept)
+        self.qk_norm = None if method.qk_norm == "none" else QkNorm(num_heads, **kept)
         normalizer = method.normalizer
         learned = None
         if normalizer.learns == "sink":
@@ -54,10 +58,8 @@ class Extension(nn.Module):
             # α = 1 + softplus(raw) stays above 1
             raw = nn.Parameter(torch.full((), math.log(math.expm1(normalizer.start - 1.0)), **kept))
         self.register_parameter("raw_alpha", raw)
-        # transformers' initialisers and loaders leave alone what says so
-        self._is_hf_initialized = True
-        if self.gate is not None:
-            self.gate._is_hf_initialized = True  # type: ignore[assignment]
+        for module in self.modules():  # transformers' initialisers and loaders leave alone what says so
+            module._is_hf_initialized = True  # type: ignore[assignment]
         if annealing:
             self.hold(**kept)
 
@@ -72,7 +74,7 @@ class Extension(nn.Module):
         return bool(self.state_dict())
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor | None:
-        """The gate's openings, [B, L or 1, H] or [H]; None without a gate.
+        """The gate's openings, [B, L or 1, H], [B, L, H, head_dim] or [H]; None without a gate.
 
         A gate per head averages over the tokens some query sees by the mask [B, 1 or H, L, L], not over padding.
         """

@@ -21,6 +21,7 @@ from transformers.utils import output_capturing
 from outeffhop.attention import attention, eager_attention
 from outeffhop.methods import METHODS, Method, Normalizer, SoftmaxN
 from outeffhop.models.modules import extension_of
+from outeffhop.nn.gate import gated
 
 __all__ = ["register", "attend"]
 
@@ -55,7 +56,9 @@ def attend(
 
     A model's own sinks (``s_aux``, as in gpt-oss) win over the method's n. Where γ = −α/T, T is the
     number of keys in the call, padding and a static cache's empty places included: to serve padded or
-    cached batches alike, give γ itself.
+    cached batches alike, give γ itself. QK-norm acts here, on queries and keys as they arrive: rotated where the
+    model rotates them, and out of a cache that holds them as they were. Normalized scores are scaled by 1/√D:
+    a model's own scaling, or a query it has scaled already (OPT's), is meant for vectors of any length.
 
     Args:
         name: of the method.
@@ -90,6 +93,10 @@ def attend(
         key, value = key[:, :, :length], value[:, :, :length]
         position_bias = None if position_bias is None else position_bias[..., :length]
     mask = _with_bias(attention_mask, position_bias)
+    norm = extension.qk_norm if given else None  # type: ignore[union-attr]
+    if norm is not None:
+        query, key = norm(query, key)
+        scaling = None  # 1/√D
 
     normalizer = method.normalizer
     weights = None
@@ -101,7 +108,7 @@ def attend(
         out, weights = eager_attention(query, key, value, weigh, mask, dropout, causal, scaling, enable_gqa=True)
     context = out.transpose(1, 2)  # type: ignore[union-attr]  # [B, T, H, Dv]
     if attn_gate is not None:
-        context = context * attn_gate.to(context.dtype).unsqueeze(-1)
+        context = gated(context, attn_gate)
     return context.contiguous(), weights if _wants_weights(kwargs) else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable
 from functools import cache
@@ -32,6 +33,8 @@ __all__ = [
 
 # The attribute of an attention module that holds its extension, and so a part of the names in a checkpoint.
 NAME = "outeffhop"
+
+_QK_NORM = re.compile(r"(q|k|qk|query|key)_?(layer_?norm|norm|ln)|(layer_?norm|norm|ln)_?(q|k|qk|query|key)")
 
 
 def extension_of(module: nn.Module) -> Extension | None:
@@ -68,7 +71,8 @@ def install(model: nn.Module, method: Method, annealing: bool = False) -> None:
             old = extension_of(module)
             if old is not None and old.method == method:
                 continue
-            new = Extension(method, _embed_dim(module), num_heads(module), annealing, **place(module))
+            sizes = _embed_dim(module), num_heads(module), _head_dim(module)
+            new = Extension(method, *sizes, annealing, **place(module))
             if old is not None:
                 _inherit(new, old)
             setattr(module, NAME, new)
@@ -78,6 +82,8 @@ def install(model: nn.Module, method: Method, annealing: bool = False) -> None:
 def _inherit(new: Extension, old: Extension) -> None:
     if new.gate is not None and old.gate is not None and new.gate.spec == old.gate.spec:
         new.gate = old.gate
+    if new.qk_norm is not None and old.qk_norm is not None:
+        new.qk_norm = old.qk_norm
     for name in ("sink", "raw_alpha"):
         if isinstance(getattr(new, name), nn.Parameter) and isinstance(getattr(old, name), nn.Parameter):
             setattr(new, name, getattr(old, name))
@@ -137,6 +143,11 @@ def _check(name: str, module: nn.Module, method: Method) -> None:
             f"{method} does not go with {name} ({kind}), which has learned sinks of its own: "
             "take 'outeffhop' or 'vanilla', gated or not"
         )
+    if method.qk_norm != "none" and (own := _own_qk_norms(module)):
+        raise ValueError(
+            f"{method} does not go with {name} ({kind}), which normalizes queries and keys itself "
+            f"({', '.join(own)}): leave qk_norm={method.qk_norm} out"
+        )
     if method.gate is None:
         return
     if not _hands_kwargs_on(_kind(module)):
@@ -167,6 +178,11 @@ def _has_own_sinks(kind: type[nn.Module]) -> bool:
     """Whether the module hands sinks (``s_aux``, as gpt-oss) to the attention function."""
     calls = [f.__code__ for f in _functions(kind) if "ALL_ATTENTION_FUNCTIONS" in f.__code__.co_names]
     return any(isinstance(c, tuple) and "s_aux" in c for code in calls for c in code.co_consts)
+
+
+def _own_qk_norms(module: nn.Module) -> list[str]:
+    """The module's norms of queries and keys, as Qwen3 has them, by the names that models give them."""
+    return [n for n, child in module.named_children() if _QK_NORM.fullmatch(n) and not isinstance(child, nn.Identity)]
 
 
 @cache
@@ -206,6 +222,14 @@ def num_heads(module: Any) -> int:
 def _embed_dim(module: Any) -> int:
     size = getattr(module, "embed_dim", None)
     return int(size if isinstance(size, int) else module.config.hidden_size)
+
+
+def _head_dim(module: Any) -> int:
+    """The size of each head's output."""
+    for name in ("v_head_dim", "head_dim", "attention_head_size"):
+        if isinstance(getattr(module, name, None), int):
+            return int(getattr(module, name))
+    return _embed_dim(module) // num_heads(module)
 
 
 def place(module: nn.Module) -> dict[str, Any]:

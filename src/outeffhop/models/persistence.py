@@ -136,10 +136,12 @@ def _check_loaded(model: PreTrainedModel, info: dict[str, Any]) -> None:
 
 
 def _ours(names: Any, layers: dict[str, OutEffHop]) -> list[str]:
-    """Of a checkpoint's names, those of gates, sinks and α: in extensions, or in a model's Hopfield layers."""
+    """Of a checkpoint's names, those of gates, sinks, α and QK-norm: in extensions, or in a model's Hopfield layers."""
     flat = [name if isinstance(name, str) else name[0] for name in names]
     inner = tuple(
-        f"{layer}.{part}" for layer in layers for part in ("gate.", "association.sink", "association.raw_alpha")
+        f"{layer}.{part}"
+        for layer in layers
+        for part in ("gate.", "association.sink", "association.raw_alpha", "association.qk_norm.")
     )
     return [name for name in flat if f".{NAME}." in f".{name}" or (inner and name.startswith(inner))]
 
@@ -149,7 +151,9 @@ def _some(names: list[str]) -> str:
 
 
 def _has_tensors(method: Method | None) -> bool:
-    return method is not None and (method.gate is not None or method.normalizer.learns is not None)
+    if method is None:
+        return False
+    return method.gate is not None or method.normalizer.learns is not None or method.qk_norm != "none"
 
 
 def _read(config: PreTrainedConfig) -> Method | None:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
+from outeffhop.models.extension import Extension
 from outeffhop.models.modules import attention_modules, extension_of, hopfield_layers, num_heads
 from outeffhop.models.persistence import method_of
+from outeffhop.nn.association import Association
 
 __all__ = ["ModelSummary", "model_summary"]
 
@@ -25,6 +27,7 @@ class ModelSummary:
         parameters: all of them, shared ones once, the method's included.
         gate_parameters: those of the gates.
         sink_parameters: learned sinks, and learned α.
+        norm_parameters: QK-norm's factors.
     """
 
     model: str
@@ -34,11 +37,12 @@ class ModelSummary:
     parameters: int
     gate_parameters: int
     sink_parameters: int
+    norm_parameters: int
 
     @property
     def extra_parameters(self) -> int:
         """What the method adds."""
-        return self.gate_parameters + self.sink_parameters
+        return self.gate_parameters + self.sink_parameters + self.norm_parameters
 
     def __str__(self) -> str:
         kinds = sorted(set(self.heads))
@@ -50,6 +54,7 @@ class ModelSummary:
             "parameters": f"{self.parameters:,}",
             "  of gates": f"{self.gate_parameters:,}",
             "  of sinks": f"{self.sink_parameters:,}",
+            "  of QK-norm": f"{self.norm_parameters:,}",
         }
         width = max(map(len, rows))
         return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
@@ -61,27 +66,26 @@ def model_summary(model: PreTrainedModel) -> ModelSummary:
     if layers:
         heads = [layer.num_heads for layer in layers.values()]
         named = str(next(iter(layers.values())).method)
-        gates = sum(_count(layer.gate) for layer in layers.values() if layer.gate is not None)
-        associations = [layer.association for layer in layers.values()]
-        sinks = sum(p.numel() for a in associations for p in (a.sink, a.raw_alpha) if p is not None)
+        gates = [layer.gate for layer in layers.values()]
+        homes: list[Association | Extension] = [layer.association for layer in layers.values()]
     else:
         modules = attention_modules(model)
         heads = [num_heads(module) for module in modules.values()]
         method = method_of(model.config)
         named = str(model.config._attn_implementation if method is None else method)
         extensions = [e for e in map(extension_of, modules.values()) if e is not None]
-        gates = sum(_count(e.gate) for e in extensions if e.gate is not None)
-        sinks = sum(map(_count, extensions)) - gates
+        gates, homes = [e.gate for e in extensions], [*extensions]
     return ModelSummary(
         model=type(model).__name__,
         method=named,
         layers=len(heads),
         heads=tuple(heads),
         parameters=_count(model),
-        gate_parameters=gates,
-        sink_parameters=sinks,
+        gate_parameters=sum(map(_count, gates)),
+        sink_parameters=sum(p.numel() for h in homes for p in (h.sink, h.raw_alpha) if isinstance(p, nn.Parameter)),
+        norm_parameters=sum(_count(h.qk_norm) for h in homes),
     )
 
 
-def _count(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
+def _count(module: nn.Module | None) -> int:
+    return 0 if module is None else sum(p.numel() for p in module.parameters())

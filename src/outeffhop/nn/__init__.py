@@ -4,6 +4,7 @@ from outeffhop.nn.gate import Gate
 from outeffhop.nn.hflayers import from_hflayers
 from outeffhop.nn.hopfield import OutEffHop
 from outeffhop.nn.learned import OutEffHopLayer, OutEffHopPooling
+from outeffhop.nn.qk_norm import QkNorm
 from outeffhop.nn.transformer import OutEffHopDecoderLayer, OutEffHopEncoderLayer
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "OutEffHopEncoderLayer",
     "OutEffHopDecoderLayer",
     "Gate",
+    "QkNorm",
     "from_hflayers",
 ]

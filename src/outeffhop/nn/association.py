@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from outeffhop.attention import attention, eager_attention
 from outeffhop.methods import Method
+from outeffhop.nn.qk_norm import QkNorm
 
 __all__ = ["Association"]
 
@@ -18,7 +19,9 @@ __all__ = ["Association"]
 class Association(nn.Module):
     """q ← w(β q kᵀ) k for all updates but the last, w(β q kᵀ) v in the last.
 
-    β, the learned sink and the learned α are registered: they are saved, moved and (where learned) trained.
+    With QK-norm, queries and patterns are normalized as they come in; the updates run among normalized patterns.
+    β, the learned sink, the learned α and QK-norm's factors are registered: they are saved, moved and (where
+    learned) trained.
 
     Args:
         num_heads: H.
@@ -34,6 +37,7 @@ class Association(nn.Module):
 
     sink: nn.Parameter | None
     raw_alpha: nn.Parameter | None
+    qk_norm: QkNorm | None
 
     def __init__(
         self,
@@ -71,10 +75,11 @@ class Association(nn.Module):
             self.register_buffer("log_beta", log_beta)
         self.register_parameter("sink", None)
         self.register_parameter("raw_alpha", None)
+        self.register_module("qk_norm", None)
         self.set_method(method)
 
     def set_method(self, method: str | Method) -> None:
-        """Another way from scores to weights; a learned sink or α that both ways have keeps its values."""
+        """Another way from scores to weights; what both ways learn keeps its values."""
         self.method = Method.parse(method)
         normalizer = self.method.normalizer
         kept: dict[str, Any] = {"device": self.log_beta.device, "dtype": self.log_beta.dtype}
@@ -87,6 +92,10 @@ class Association(nn.Module):
         elif self.raw_alpha is None:
             # α = 1 + softplus(raw) stays above 1
             self.raw_alpha = nn.Parameter(torch.full((), math.log(math.expm1(normalizer.start - 1.0)), **kept))
+        if self.method.qk_norm == "none":
+            self.qk_norm = None
+        elif self.qk_norm is None:
+            self.qk_norm = QkNorm(self.num_heads, **kept)
 
     @property
     def beta(self) -> Tensor:
@@ -113,6 +122,8 @@ class Association(nn.Module):
 
         ``mask`` is as for ``attention``: bool (True takes part) or additive.
         """
+        if self.qk_norm is not None:
+            query, key = self.qk_norm(query, key)
         update = partial(self._update, key=key, mask=mask, is_causal=is_causal)
         if self.steps is None:
             query = self._to_rest(query, key, update)

@@ -1,4 +1,4 @@
-"""Gates: each head's output times an opening in (0, 1), predicted from the attention's input."""
+"""Gates: each head's output times an opening in (0, 1), or one per channel, predicted from the attention's input."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from outeffhop.methods import GateSpec
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "gated"]
 
 
 class Gate(nn.Module):
-    """sigmoid(G(x) + logit(init)) per head, x [B, L, embed_dim] → openings [B, L or 1, H].
+    """sigmoid(G(x) + logit(init)) per head, x [B, L, embed_dim] → openings [B, L or 1, H], or [B, L, H, head_dim].
 
     G is 0 before training, so the opening is exactly ``init`` for every input. Its weights are bare
     parameters and the offset a constant: initialisers that walk a model's Linear layers leave both alone.
@@ -22,6 +22,8 @@ class Gate(nn.Module):
         spec: which kind of gate, which predictor, the first opening.
         embed_dim: the size of the attention's input; per-head predictors see an equal part of it each.
         num_heads: H.
+        head_dim: the size of each head's output, whose channels gate="element" opens one by one; by default
+            embed_dim / num_heads.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class Gate(nn.Module):
         spec: GateSpec,
         embed_dim: int,
         num_heads: int,
+        head_dim: int | None = None,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -36,6 +39,9 @@ class Gate(nn.Module):
         super().__init__()
         self.spec, self.embed_dim, self.num_heads = spec, embed_dim, num_heads
         self.offset = math.log(spec.init) - math.log1p(-spec.init)
+        for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads)):
+            if size < 1:
+                raise ValueError(f"{name}={size}: at least 1 is needed")
         per_head = embed_dim // num_heads
         if spec.gate != "constant" and spec.predictor != "features" and per_head * num_heads != embed_dim:
             raise ValueError(
@@ -46,16 +52,19 @@ class Gate(nn.Module):
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
 
-        self.bias = parameter(num_heads)
+        openings: tuple[int, ...] = (num_heads,)
+        if spec.gate == "element":
+            openings = (num_heads, per_head if head_dim is None else head_dim)
+        self.bias = parameter(*openings)
         if spec.gate == "constant":
             self.register_parameter("weight", None)
         elif spec.predictor == "features":
-            self.weight = parameter(num_heads, embed_dim)
+            self.weight = parameter(*openings, embed_dim)
         elif spec.predictor == "linear":
-            self.weight = parameter(num_heads, per_head)
+            self.weight = parameter(*openings, per_head)
         else:
             width = max(1, per_head // 4)
-            self.weight = parameter(num_heads, width)  # the last layer, 0 at first
+            self.weight = parameter(*openings, width)  # the last layer, 0 at first
             self.hidden_weight = parameter(num_heads, width, per_head)
             self.hidden_bias = parameter(num_heads, width)
             for head in self.hidden_weight:
@@ -63,10 +72,10 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
         """Openings for x [B, L, embed_dim]; gate="head" averages over the tokens ``seen`` (bool [B, L]) or over all."""
-        logits = self.bias + self.offset  # [H]
+        logits = self.bias + self.offset  # [H] or [H, head_dim]
         if self.weight is None:
             return torch.sigmoid(logits)
-        predicted = self._predict(x)  # [B, L, H]
+        predicted = self._predict(x)  # [B, L, H] or [B, L, H, head_dim]
         if self.spec.gate == "head" and seen is None:
             predicted = predicted.mean(-2, keepdim=True)
         elif self.spec.gate == "head" and seen is not None:
@@ -76,11 +85,19 @@ class Gate(nn.Module):
 
     def _predict(self, x: Tensor) -> Tensor:
         if self.spec.predictor == "features":
-            return x @ self.weight.T
+            return nn.functional.linear(x, self.weight.flatten(0, -2)).unflatten(-1, self.weight.shape[:-1])
         parts = x.unflatten(-1, (self.num_heads, -1))  # [B, L, H, d]
         if self.spec.predictor == "mlp":
             parts = torch.relu(torch.einsum("...hd,hwd->...hw", parts, self.hidden_weight) + self.hidden_bias)
+        if self.spec.gate == "element":
+            return torch.einsum("...hd,hcd->...hc", parts, self.weight)
         return (parts * self.weight).sum(-1)
 
     def extra_repr(self) -> str:
         return f"{self.spec}, embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+
+
+def gated(context: Tensor, opening: Tensor) -> Tensor:
+    """Heads' outputs [B, L, H, head_dim] times a gate's openings: [H], [B, L or 1, H] or [B, L, H, head_dim]."""
+    opening = opening.to(context.dtype)
+    return context * (opening if opening.dim() == 4 else opening.unsqueeze(-1))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from outeffhop.methods import Method
 from outeffhop.nn.association import Association
-from outeffhop.nn.gate import Gate
+from outeffhop.nn.gate import Gate, gated
 from outeffhop.nn.masks import merge_masks
 
 __all__ = ["OutEffHop"]
@@ -81,8 +81,18 @@ class OutEffHop(nn.Module):
         normalize: bool = False,
     ) -> None:
         super().__init__()
-        if num_heads < 1:
-            raise ValueError(f"num_heads={num_heads}: at least 1 is needed")
+        sizes = dict(
+            embed_dim=embed_dim,
+            num_heads=num_heads,
+            kdim=kdim,
+            vdim=vdim,
+            head_dim=head_dim,
+            value_head_dim=value_head_dim,
+            out_dim=out_dim,
+        )
+        for name, size in sizes.items():
+            if size is not None and size < 1:
+                raise ValueError(f"{name}={size}: at least 1 is needed")
         if head_dim is None and embed_dim % num_heads:
             raise ValueError(
                 f"embed_dim={embed_dim} does not divide by num_heads={num_heads}: choose ones that do, or give head_dim"
@@ -129,14 +139,16 @@ class OutEffHop(nn.Module):
         return self.association.method
 
     def set_method(self, method: str | Method) -> None:
-        """Another method on the same projections; gates, sinks and α that both methods have keep their values."""
+        """Another method on the same projections; what both methods learn (gates, sinks, …) keeps its values."""
         self.association.set_method(method)
         spec = self.association.method.gate
         if spec is None:
             self.gate = None
         elif self.gate is None or self.gate.spec != spec:
             at = self.association.log_beta
-            self.gate = Gate(spec, self.embed_dim, self.num_heads, device=at.device, dtype=at.dtype)
+            self.gate = Gate(
+                spec, self.embed_dim, self.num_heads, self.value_head_dim, device=at.device, dtype=at.dtype
+            )
 
     @classmethod
     def retrieval(cls, embed_dim: int, num_heads: int = 1, **options: Any) -> OutEffHop:
@@ -240,7 +252,7 @@ class OutEffHop(nn.Module):
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         batch = max(query.shape[0], key.shape[0])
-        opening = None if self.gate is None else self.gate(query)  # [B, L or 1, H]
+        opening = None if self.gate is None else self.gate(query)
         q = self.q_proj(self.norm_query(query))
         k = self.k_proj(self.norm_key(key))
         v = self.v_proj(k) if self.connected else self.v_proj(self.norm_value(value))
@@ -253,7 +265,7 @@ class OutEffHop(nn.Module):
         out, weights = self.association(q, k, v, mask, is_causal, need_weights)
         out = out.transpose(1, 2)  # [B, L, H, dv]
         if opening is not None:
-            out = out * opening.unsqueeze(-1)
+            out = gated(out, opening)
         return self.out_proj(out.flatten(-2)), weights
 
     def _extra_patterns(

@@ -6,11 +6,12 @@ import json
 import math
 import os
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outeffhop.outliers.saving import from_plain, to_plain, write_whole
+from outeffhop.outliers.reading import from_json_value, parse_json
+from outeffhop.outliers.saving import to_plain, write_whole
 
 __all__ = ["Channel", "HeadStats", "OutlierReport", "Position", "TensorStats", "compare", "place_of"]
 
@@ -183,7 +184,7 @@ class OutlierReport:
                 "kurtosis": t.kurtosis,
                 "token_kurtosis": t.token_kurtosis,
                 "outliers": t.outliers,
-                "share": t.outliers / t.values,
+                "share": t.outliers / t.values if t.values else math.nan,
                 "channels": [c.channel for c in t.channels[:3]],
                 "non_finite": t.non_finite,
             }
@@ -215,20 +216,14 @@ class OutlierReport:
     @classmethod
     def from_json(cls, text: str) -> OutlierReport:
         try:
-            content = from_plain(json.loads(text))
-            if content["format"] != _FORMAT:
-                raise ValueError(f"it has format {content['format']!r}, and {_FORMAT} is what is read here")
-            return cls(
-                **{f.name: content[f.name] for f in fields(cls)}
-                | {
-                    "chosen": content["chosen"] if isinstance(content["chosen"], str) else tuple(content["chosen"]),
-                    "special_ids": tuple(content["special_ids"]),
-                    "tensors": tuple(_tensor(t) for t in content["tensors"]),
-                    "attention": tuple(_heads(h) for h in content["attention"]),
-                }
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"this is no outlier report: {error!r}") from error
+            content = parse_json(text)
+            if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
+                raise ValueError(f"its format is not {_FORMAT}, which is what is read here")
+            content.pop("summary", None)  # made of the rest
+            report: OutlierReport = from_json_value(cls, content)
+            return report
+        except ValueError as error:
+            raise ValueError(f"this is no outlier report: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes JSON; an older file is replaced at once or stays as it is."""
@@ -236,7 +231,10 @@ class OutlierReport:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> OutlierReport:
-        return cls.from_json(Path(path).read_text())
+        try:
+            return cls.from_json(Path(path).read_bytes().decode())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
 
 def compare(reports: dict[str, OutlierReport]) -> list[dict[str, Any]]:
@@ -255,24 +253,13 @@ def compare(reports: dict[str, OutlierReport]) -> list[dict[str, Any]]:
 _COMPARED = ("avg_kurtosis", "avg_token_kurtosis", "max_inf_norm", "max_abs")
 
 
-def _tensor(content: dict[str, Any]) -> TensorStats:
-    positions = tuple(Position(**p) for p in content["positions"])
-    channels = tuple(Channel(**c) for c in content["channels"])
-    return TensorStats(**content | {"positions": positions, "channels": channels})
-
-
-def _heads(content: dict[str, Any]) -> HeadStats:
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
-    return HeadStats(**values)
-
-
 def _mean(values: list[float | None] | list[float]) -> float:
     known = [v for v in values if v is not None]
     return sum(known) / len(known) if known else math.nan
 
 
 def _max(values: list[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else max(values)
+    return math.nan if any(map(math.isnan, values)) else max(values, default=math.nan)
 
 
 def _ratio(value: float, base: float) -> float:

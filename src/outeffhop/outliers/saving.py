@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-__all__ = ["to_plain", "from_plain", "write_whole"]
+__all__ = ["to_plain", "from_plain", "check_folder", "write_whole"]
 
 
 def to_plain(value: Any) -> Any:
@@ -31,14 +31,31 @@ def from_plain(value: Any) -> Any:
     return float(value) if value in ("nan", "inf", "-inf") else value
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
+def check_folder(path: str | os.PathLike[str], name: str = "out") -> None:
+    """Raises a ValueError, before hours of measuring, where a folder could not be made or written to in the end."""
+    target = Path(path)
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{name}={str(target)!r} is a file: the name of a folder is needed")
+    nearest = next(p for p in (target, *target.absolute().parents) if p.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"{name}={str(target)!r} cannot be made: {str(nearest)!r} is a file")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ValueError(f"{name}={str(target)!r} cannot be written to: {str(nearest)!r} is read-only here")
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Replaces a file at once, or leaves it as it is; makes its folder."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     # in the same folder, since os.replace is atomic within one file system alone
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        beside.write_text(text, encoding="utf-8")
+        with open(beside, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())  # a disk that is full may say so only now
         os.replace(beside, target)
+    except OSError as error:  # of a full disk, the system does not say which file
+        raise OSError(error.errno, error.strerror, str(target)) from error
     finally:
         beside.unlink(missing_ok=True)

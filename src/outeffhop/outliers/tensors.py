@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from outeffhop.models.extension import Extension
 from outeffhop.models.modules import attention_modules, has_attention
-from outeffhop.nn import Gate
+from outeffhop.nn import Gate, QkNorm
 
 __all__ = ["PAPER", "Rule", "Pick", "pick"]
 
@@ -76,7 +76,7 @@ def pick(model: nn.Module, tensors: str | Sequence[str] = "paper") -> list[Pick]
         model: any module.
         tensors: "paper" takes those the paper measures in BERT, OPT, ViT and STanHop-Net, and in other
             transformers models the outputs of blocks, MLPs, norms and attention's output projections. What a
-            method adds (gates) is left out, so that all methods are measured on the same tensors. "all" takes
+            method adds (gates, QK-norm) is left out, so that all methods are measured on the same tensors. "all" takes
             every module's output. A list holds patterns of module names as ``fnmatch`` has them; a pattern that
             ends with ``:input`` takes what the module is given.
     """
@@ -100,7 +100,7 @@ def _speaking(model: nn.Module) -> list[str]:
 
 def _paper(model: nn.Module) -> list[Pick]:
     rules = PAPER.get(getattr(getattr(model, "config", None), "model_type", ""))
-    added = tuple(f"{name}." for name, m in model.named_modules() if isinstance(m, Gate | Extension))
+    added = tuple(f"{name}." for name, m in model.named_modules() if isinstance(m, Gate | QkNorm | Extension))
     names = [name for name in _speaking(model) if not f"{name}.".startswith(added)]
     if rules is None:
         chosen = set(_generic(model))

@@ -1,6 +1,7 @@
 """What int8 costs: simulated quantization of weights and activations, its map and its evaluation."""
 
 from outeffhop.quantization.evaluate import evaluate
+from outeffhop.quantization.fold import Folding, fold_layernorm
 from outeffhop.quantization.map import QuantizationMap, quantization_map
 from outeffhop.quantization.observers import Observer
 from outeffhop.quantization.quantizers import Grid, Uniform
@@ -15,6 +16,8 @@ __all__ = [
     "quantization_map",
     "QuantizationMap",
     "evaluate",
+    "fold_layernorm",
+    "Folding",
     "QuantizationReport",
     "measuring",
     "Scheme",

@@ -10,6 +10,7 @@ from torch import nn
 
 from outeffhop.models.persistence import method_of
 from outeffhop.models.stanhop import StanhopConfig
+from outeffhop.quantization.fold import fold_layernorm
 from outeffhop.quantization.map import quantization_map
 from outeffhop.quantization.metrics import Batch, Metric, metric_for, task_or_embedding, to_device
 from outeffhop.quantization.points import Power
@@ -39,6 +40,7 @@ def evaluate(
     *,
     calibration_batches: int = 16,
     exclude: Sequence[str] = (),
+    fold: bool = False,
     worst: int = 20,
     progress: Callable[[str], None] | None = None,
 ) -> QuantizationReport:
@@ -53,6 +55,7 @@ def evaluate(
         scheme: "W8A8", "W4A8 per-token", "smoothquant", … or a ``Scheme``.
         seeds: how many (0, 1, …), or which.
         exclude: as of ``simulate``.
+        fold: ``fold_layernorm`` comes first, by the first batch of the evaluation.
         worst: how many of the worst-rounded tensors are reported.
         progress: is told what begins.
     """
@@ -77,16 +80,17 @@ def evaluate(
         tell("floating point")
         full = measure(model, evaluated)
         quantized: dict[str, list[float]] = {name: [] for name in full}
+        rounded, folding = fold_layernorm(model, evaluated[0]) if fold else (model, None)
         for i, seed in enumerate(drawn):
             tell(f"calibration {i + 1} of {len(drawn)}")
             batches = calibration(seed) if callable(calibration) else _draw(calibration, calibration_batches, seed)
-            simulated = calibrated(model, batches, chosen, exclude=exclude)
+            simulated = calibrated(rounded, batches, chosen, exclude=exclude)
             tell(f"{chosen}, {i + 1} of {len(drawn)}")
             for name, value in measure(simulated, evaluated).items():
                 quantized[name].append(value)
             if i == 0:
                 count = len(batches)
-                blamed = _worst(model, simulated, evaluated[0], worst)
+                blamed = _worst(rounded, simulated, evaluated[0], worst)
                 floating = quantization_map(simulated).floating
     finally:
         model.train(was_training)
@@ -103,6 +107,7 @@ def evaluate(
         quantized={name: tuple(values) for name, values in quantized.items()},
         worst=blamed,
         floating=floating,
+        folding=folding,
     )
 
 

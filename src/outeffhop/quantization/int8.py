@@ -28,9 +28,11 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from outeffhop.models.summary import model_summary
+from outeffhop.outliers.reading import read_json
 from outeffhop.quantization.int8_export import inputs_of, require, to_int8, to_openvino
 from outeffhop.quantization.int8_graph import Operation, operations, placement
 from outeffhop.quantization.metrics import Batch, task_or_embedding
+from outeffhop.quantization.signal_stack import kept_signal_stack
 
 __all__ = ["export_int8", "Int8Model", "PRECISIONS"]
 
@@ -146,7 +148,8 @@ class Int8Model:
                 "INFERENCE_NUM_THREADS": self.threads,
                 "INFERENCE_PRECISION_HINT": "f32",  # or newer CPUs would take bf16 for what is not int8
             }
-            self._compiled[precision] = openvino.compile_model(self.path / f"{precision}.xml", "CPU", settings)
+            with kept_signal_stack():
+                self._compiled[precision] = openvino.compile_model(self.path / f"{precision}.xml", "CPU", settings)
         return self._compiled[precision]
 
 
@@ -191,7 +194,7 @@ def _write(target: Path, models: dict[str, Any], about: dict[str, Any]) -> None:
 
 def _read_about(path: Path) -> dict[str, Any]:
     try:
-        about = json.loads((path / _ABOUT).read_text())
+        about = read_json(path / _ABOUT)
         if about["format"] != _FORMAT:
             raise ValueError(f"its format is {about['format']!r}, not {_FORMAT!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:

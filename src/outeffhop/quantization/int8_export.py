@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 from transformers import PreTrainedModel
 
+from outeffhop.quantization.signal_stack import kept_signal_stack
+
 __all__ = ["require", "inputs_of", "output_of", "to_openvino", "to_int8"]
 
 _TARGETS = ("labels", "future_values")  # what a batch holds for the loss alone
@@ -106,7 +108,7 @@ def to_int8(converted: Any, batches: Sequence[Mapping[str, Tensor]], *, smooth_q
     data = [{name: tensor.numpy() for name, tensor in inputs_of(batch).items()} for batch in batches]
     off = None if smooth_quant else nncf.AdvancedSmoothQuantParameters(matmul=-1, convolution=-1)
     advanced = nncf.AdvancedQuantizationParameters(**({} if off is None else {"smooth_quant_alphas": off}))
-    with _quiet():
+    with _quiet(), kept_signal_stack():
         return nncf.quantize(
             converted,
             nncf.Dataset(data),

@@ -9,19 +9,20 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outeffhop.outliers.saving import from_plain, to_plain, write_whole
+from outeffhop.outliers.reading import from_json_value, parse_json
+from outeffhop.outliers.saving import to_plain, write_whole
 from outeffhop.quantization.int8 import Int8Model
 from outeffhop.quantization.int8_export import inputs_of, output_of, require
 from outeffhop.quantization.int8_graph import Operation
 from outeffhop.quantization.metrics import Batch, Metric, metric_for
+from outeffhop.quantization.signal_stack import kept_signal_stack
 
 __all__ = ["Int8Report", "measure_int8", "RUNS"]
 
@@ -78,15 +79,13 @@ class Int8Report:
     @classmethod
     def from_json(cls, text: str) -> Int8Report:
         try:
-            content = from_plain(json.loads(text))
-            if content["format"] != _FORMAT:
-                raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
-            value: dict[str, Any] = {field.name: content[field.name] for field in fields(cls)}
-            value["latency_batch"] = {name: tuple(shape) for name, shape in value["latency_batch"].items()}
-            value["operations"] = tuple(Operation(**o | {"inputs": tuple(o["inputs"])}) for o in value["operations"])
-            return cls(**value)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"this is no int8 report: {error!r}") from error
+            content = parse_json(text)
+            if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
+                raise ValueError(f"its format is not {_FORMAT!r}")
+            report: Int8Report = from_json_value(cls, content)
+            return report
+        except ValueError as error:
+            raise ValueError(f"this is no int8 report: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes JSON; an older file is replaced at once or stays as it is."""
@@ -94,7 +93,10 @@ class Int8Report:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Int8Report:
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        try:
+            return cls.from_json(Path(path).read_bytes().decode())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     def __str__(self) -> str:
         size = {"torch fp32": "fp32", "openvino fp32": "fp32", "openvino int8": "int8"}
@@ -152,12 +154,14 @@ def measure_int8(
         torch.set_num_threads(threads)
         model.train(was_training)
     openvino, _ = require()
+    with kept_signal_stack():
+        cpu = openvino.Core().get_property("CPU", "FULL_DEVICE_NAME")
     return Int8Report(
         model=about["model"],
         method=about["method"],
         placement=about["placement"],
         calibration_batches=about["calibration_batches"],
-        cpu=openvino.Core().get_property("CPU", "FULL_DEVICE_NAME"),
+        cpu=cpu,
         threads=exported.threads,
         versions=about["versions"],
         metric=metrics,

@@ -39,6 +39,9 @@ class Observer:
     def __init__(self, spec: Uniform, how: str = "minmax", momentum: float = 0.9, percentile: float = 99.999) -> None:
         if how not in RANGES:
             raise ValueError(f"range={how!r} is unknown; there are: {', '.join(RANGES)}")
+        for name, value in (("momentum", momentum), ("percentile", percentile)):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{name}={value!r}: a number is needed")
         if not 0.0 <= momentum < 1.0:
             raise ValueError(f"momentum={momentum}: a number in [0, 1) is needed")
         if not 50.0 < percentile <= 100.0:

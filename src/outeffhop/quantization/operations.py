@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Operations", "Watcher", "on_grid", "is_on_grid", "is_sum"]
+__all__ = ["MOVES", "Operations", "Watcher", "on_grid", "is_on_grid", "is_sum"]
 
 _MARK = "_outeffhop_on_grid"
 
@@ -41,7 +41,7 @@ _KINDS: dict[Callable[..., Any], str] = dict.fromkeys(_ADDS, "add")
 _KINDS |= {function: kind for kind, functions in _ACTIVATIONS.items() for function in functions}
 
 # These move values about and leave them as they are.
-_MOVES = frozenset(
+MOVES = frozenset(
     getattr(home, name)
     for name in (
         *("view", "reshape", "transpose", "permute", "movedim", "contiguous", "flatten", "unflatten", "expand"),
@@ -83,7 +83,7 @@ class Operations(TorchFunctionMode):
                 rounded = self.watcher.operation(kind, args, out)
                 # in place: others hold this tensor too
                 return rounded if func is not Tensor.add_ or rounded is out else on_grid(out.copy_(rounded))
-        elif func in _MOVES and args and isinstance(args[0], Tensor) and is_on_grid(args[0]):
+        elif func in MOVES and args and isinstance(args[0], Tensor) and is_on_grid(args[0]):
             for moved in (out,) if isinstance(out, Tensor) else out:
                 on_grid(moved)
         return out

@@ -2,9 +2,9 @@
 
 "paper", as integer inference of a whole model needs it: the weights and outputs of Linear, convolution,
 LayerNorm and RMSNorm modules; embeddings' weights and their sums; residual sums; activation functions;
-attention scores, probabilities and context. An input that does not lie on a grid already (pixels, series,
-a gated context, a product) is quantized where a module takes it. "linear": inputs and weights of Linear
-modules, nothing else.
+attention scores, probabilities and context, and queries and keys where QK-norm makes them anew. An input that
+does not lie on a grid already (pixels, series, a gated context, a product) is quantized where a module takes it.
+"linear": inputs and weights of Linear modules, nothing else.
 
 In floating point stay heads (whatever lies outside the base model, and STanHop-Net's forecasts), gates,
 biases, and what runs out of sight of modules (a mixture's experts).
@@ -26,7 +26,7 @@ from outeffhop.models.modules import attention_modules, has_attention
 from outeffhop.models.stanhop.blocks import DecoderLayer
 from outeffhop.nn import Gate
 
-__all__ = ["Site", "Layout", "lay_out"]
+__all__ = ["Site", "Layout", "kind_of", "lay_out"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def lay_out(model: nn.Module, placement: str, exclude: Sequence[str] = ()) -> La
         if _within(name, floating):
             continue
         why = _why_floating(name, module, heads, exclude)
-        kind = _kind(module)
+        kind = kind_of(module)
         if why is not None:
             floating[name] = why
         elif kind in kinds:
@@ -131,7 +131,7 @@ def _why_floating(name: str, module: nn.Module, heads: set[str], exclude: Sequen
         return "head"
     if isinstance(module, Gate):
         return "gate"
-    if isinstance(module, Extension):
+    if isinstance(module, Extension) and module.qk_norm is None:
         return "sink or α of the method" if module.gate is None else "gate"
     if _EXPERTS.search(type(module).__name__):
         return "experts, computed out of sight of modules"
@@ -152,7 +152,8 @@ def _heads(model: nn.Module) -> set[str]:
     return found
 
 
-def _kind(module: nn.Module) -> str | None:
+def kind_of(module: nn.Module) -> str | None:
+    """embedding, linear, conv, norm or activation; None where a module is no such thing."""
     if isinstance(module, nn.Embedding):
         return "embedding"
     if isinstance(module, (nn.Linear, Conv1D)):

@@ -62,6 +62,10 @@ class Uniform:
 
     def minmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The range of each grid's elements, float32 [grids]."""
+        if not x.numel():
+            raise ValueError(f"the tensor has shape {tuple(x.shape)}: of no elements there is no range")
+        if x.dim() == 0 and self.granularity != "tensor":
+            raise ValueError(f"the tensor is a single number, without {self.granularity}s: take granularity='tensor'")
         low, high = self.rows(x).aminmax(dim=1)
         return low.float(), high.float()
 

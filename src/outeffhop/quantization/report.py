@@ -6,10 +6,12 @@ import json
 import math
 import os
 import statistics
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from outeffhop.outliers.saving import from_plain, to_plain, write_whole
+from outeffhop.outliers.reading import from_json_value, parse_json
+from outeffhop.outliers.saving import to_plain, write_whole
+from outeffhop.quantization.fold import Folding
 
 __all__ = ["QuantizationReport", "TensorError"]
 
@@ -54,6 +56,7 @@ class QuantizationReport:
         quantized: metric → value per seed.
         worst: the tensors with the lowest ``typical_db`` first, from the first seed and one evaluation batch.
         floating: what stayed in floating point, and why.
+        folding: which LayerNorms were folded into the next layers before; None where that was not asked for.
     """
 
     model: str
@@ -68,6 +71,12 @@ class QuantizationReport:
     quantized: dict[str, tuple[float, ...]]
     worst: tuple[TensorError, ...]
     floating: dict[str, str]
+    folding: Folding | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in self.quantized.items():
+            if name not in self.full or not values:
+                raise ValueError(f"quantized.{name}: a value per seed, and one in full, are needed")
 
     def mean(self, metric: str) -> float:
         return statistics.fmean(self.quantized[metric])
@@ -85,17 +94,12 @@ class QuantizationReport:
     @classmethod
     def from_json(cls, text: str) -> QuantizationReport:
         try:
-            value = from_plain(json.loads(text))
-            if not isinstance(value, dict) or value.pop("format", None) != _FORMAT:
+            content = parse_json(text)
+            if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
                 raise ValueError(f"its format is not {_FORMAT!r}")
-            value["seeds"] = tuple(value["seeds"])
-            value["quantized"] = {name: tuple(values) for name, values in value["quantized"].items()}
-            value["worst"] = tuple(TensorError(**row) for row in value["worst"])
-            missing = {field.name for field in fields(cls)} ^ value.keys()
-            if missing:
-                raise ValueError(f"fields that are missing or unknown: {', '.join(sorted(missing))}")
-            return cls(**value)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            report: QuantizationReport = from_json_value(cls, content)
+            return report
+        except ValueError as error:
             raise ValueError(f"not a quantization report: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -105,12 +109,13 @@ class QuantizationReport:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> QuantizationReport:
         try:
-            return cls.from_json(Path(path).read_text())
+            return cls.from_json(Path(path).read_bytes().decode())
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
     def __str__(self) -> str:
-        lines = [f"{self.model} ({self.method}), {self.scheme}, placement {self.placement}, {len(self.seeds)} seeds"]
+        how = f"{self.scheme}{'' if self.folding is None else ', LayerNorm folded'}"
+        lines = [f"{self.model} ({self.method}), {how}, placement {self.placement}, {len(self.seeds)} seeds"]
         lines += [
             f"  {name}: {self.full[name]:.4g} → {self.mean(name):.4g} ± {self.std(name):.2g}" for name in self.quantized
         ]

@@ -75,6 +75,8 @@ class Scheme:
         """``"W8A8"``, ``"w4a8 per-token"``, ``"smoothquant"``: bits and a name, either may be left out."""
         if isinstance(text, Scheme):
             return text
+        if not isinstance(text, str):
+            raise TypeError(f"scheme={text!r} is a {type(text).__name__}: text such as 'W8A8 per-token' is needed")
         bits = [word for word in text.split() if _BITS.fullmatch(word)] or ["W8A8"]
         names = [word for word in text.split() if not _BITS.fullmatch(word)] or ["paper"]
         name = next((word for word in names if word not in SCHEMES), names[0])

@@ -16,7 +16,7 @@ from outeffhop.experiments.registry import NAMES
 from outeffhop.outliers.saving import write_whole
 from outeffhop.report.html import Section, page
 
-__all__ = ["experiments_page", "write_report"]
+__all__ = ["experiments_page", "text_of", "write_report"]
 
 _FILE = "report.html"
 _CLASSES = {1: "best", 2: "second"}
@@ -27,10 +27,7 @@ def write_report(out: Path) -> Path:
     """One HTML file, ``out/report.html``, of every ``out/*/result.json``; it needs no other file and no network."""
     found = {}
     for path in sorted(out.glob("*/result.json")):
-        try:
-            found[path.parent] = Result.load(path)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path} is no result of an experiment: {error}") from error
+        found[path.parent] = Result.load(path)
     if not found:
         raise ValueError(f"out={str(out)!r} has no result yet: outeffhop reproduce writes them")
     write_whole(out / _FILE, experiments_page(found))
@@ -106,7 +103,7 @@ def _table(table: Table) -> str:
         last = None if at is None else row[at]
         marked = [[_CLASSES[marks[i, j]]] if (i, j) in marks else [] for j in range(len(row))]
         cells = "".join(
-            f"<td{_classes(marked[j] + kinds[j])}>{escape(_text(entry))}</td>" for j, entry in enumerate(row)
+            f"<td{_classes(marked[j] + kinds[j])}>{escape(text_of(entry))}</td>" for j, entry in enumerate(row)
         )
         rows.append(f"<tr{_classes(['parted'] if begins else [])}>{cells}</tr>")
     note = f"<p>{escape(table.note)}</p>" if table.note else ""
@@ -125,7 +122,7 @@ def _classes(names: list[str]) -> str:
     return f' class="{" ".join(names)}"' if names else ""
 
 
-def _text(entry: Any) -> str:
+def text_of(entry: Any) -> str:
     """Four digits are what is looked at; what is missing stays empty."""
     if entry is None:
         return ""

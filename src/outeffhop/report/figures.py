@@ -26,7 +26,7 @@ def heat_map(
 
     Args:
         rows, columns: their names.
-        values: [rows][columns]; None leaves a cell empty, a number that is not finite is marked red.
+        values: a number for each row and column; None leaves a cell empty, a number that is not finite is marked red.
         low, high: the ends of the scale; by default those of the values.
         logarithmic: colours by the logarithm, for values > 0 that differ by factors.
         corner: what the columns are.

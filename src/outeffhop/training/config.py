@@ -7,6 +7,7 @@ Fields left at None are filled in by the recipe of the model and its size (``out
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import types
 import typing
 from dataclasses import dataclass, field
@@ -74,6 +75,7 @@ class TrainConfig:
         compile: by torch.compile.
         gradient_checkpointing: trades time for memory.
         fsdp: shard weights over the processes of torchrun, which otherwise have a copy each.
+        timeout: seconds that processes of torchrun wait for one of them before the run ends and names it.
         workers: processes that load data.
         device: cpu or cuda; a GPU where there is one.
         track: also to tensorboard, trackio or wandb.
@@ -104,6 +106,7 @@ class TrainConfig:
     compile: bool = False
     gradient_checkpointing: bool = False
     fsdp: bool = False
+    timeout: int = 1800
     workers: int = 0
     device: Literal["cpu", "cuda"] | None = None
     track: Literal["none", "tensorboard", "trackio", "wandb"] = "none"
@@ -148,14 +151,15 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(values: Any, kind: type[Any] = RunConfig, at: str = "") -> Any:
     """The inverse of ``to_dict``; a key or a value that cannot be is refused by its name."""
     if not isinstance(values, dict):
-        raise ValueError(f"{at or 'the config'} is {values!r}: a mapping of names to values is needed")
+        raise ValueError(f"{at or 'the config'} is {_shown(values)}: a mapping of names to values is needed")
     hints = typing.get_type_hints(kind)
     made = {}
     for key, value in values.items():
         if key not in hints:
             near = get_close_matches(str(key), hints, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"{at}{key} is unknown; {hint}There are: {', '.join(hints)}")
+            name = _shown(key).strip("'")
+            raise ValueError(f"{at}{name} is unknown; {hint}There are: {', '.join(hints)}")
         hint_type = hints[key]
         if dataclasses.is_dataclass(hint_type):
             made[key] = from_dict(value, hint_type, f"{at}{key}.")  # type: ignore[arg-type]
@@ -172,8 +176,10 @@ def from_yaml(path: str | Path) -> RunConfig:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"config={str(path)!r} cannot be read: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"config={str(path)!r} is no YAML: {error}") from None
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        # the last five are how the parser takes a tag that its value does not fit, or nesting without end
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"config={str(path)!r} is no YAML: {said}") from None
     try:
         return typing.cast(RunConfig, from_dict({} if values is None else values))
     except ValueError as error:
@@ -194,7 +200,19 @@ def _read(name: str, value: Any, hint: Any) -> Any:
         found = _fits(value, option)
         if found is not None or (option is type(None) and value is None):
             return found
-    raise ValueError(f"{name}={value!r}: {' or '.join(map(_spell, options))} is needed")
+    raise ValueError(f"{name}={_shown(value)}: {' or '.join(map(_spell, options))} is needed")
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
+
+
+def _shown(value: Any) -> str:
+    """The value, or its beginning: by its anchors a small YAML file may stand for more than any memory holds."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python does not write out a whole number of thousands of digits
+        return f"a {type(value).__name__}"
 
 
 def _fits(value: Any, option: Any) -> Any:
@@ -207,7 +225,11 @@ def _fits(value: Any, option: Any) -> Any:
         whole = len(parts) == len(typing.get_args(option)) and None not in parts
         return tuple(parts) if whole else None
     if origin is dict or option is dict:
-        return value if isinstance(value, dict) and all(isinstance(k, str) for k in value) else None
+        # the values of "changes", the one mapping there is
+        plain = isinstance(value, dict) and all(
+            isinstance(k, str) and isinstance(v, int | float | str) for k, v in value.items()
+        )
+        return value if plain else None
     if option is float:
         # YAML reads 4e-4, without a dot, as a string
         if isinstance(value, str):
@@ -215,7 +237,10 @@ def _fits(value: Any, option: Any) -> Any:
                 return float(value)
             except ValueError:
                 return None
-        return float(value) if _is_number(value) else None
+        try:
+            return float(value) if _is_number(value) else None
+        except OverflowError:  # a whole number beyond 1e308
+            return None
     if option is int:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
     if option in (bool, str):
@@ -232,6 +257,12 @@ def _spell(option: Any) -> str:
         return "nothing"
     if typing.get_origin(option) is Literal:
         return " or ".join(map(repr, typing.get_args(option)))
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a mapping"}
+    names = {
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        bool: "true or false",
+        dict: "a mapping of names to numbers or text",
+    }
     origin = typing.get_origin(option) or option
     return names.get(origin, "a list of two numbers")

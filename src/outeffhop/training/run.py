@@ -11,6 +11,7 @@ import subprocess
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,8 +27,11 @@ from outeffhop import __version__
 from outeffhop.data import Prepared, prepare
 from outeffhop.models import convert, model_summary, presets
 from outeffhop.models.loading import load_checkpoint
+from outeffhop.outliers.reading import from_json_value, read_json
 from outeffhop.training.callbacks import Interrupt, Journal, Patience
+from outeffhop.training.card import CARD, model_card
 from outeffhop.training.config import RunConfig, to_dict
+from outeffhop.training.processes import roll_call
 from outeffhop.training.rundir import RunFolder
 from outeffhop.training.sharding import shard
 from outeffhop.training.tasks import TASK, resolve
@@ -59,6 +63,14 @@ class Result:
     avg_kurtosis: float
     stopped_early: bool
 
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        try:
+            result: Result = from_json_value(cls, read_json(path))
+        except ValueError as error:
+            raise ValueError(f"{path} is no result of a run: {error}") from error
+        return result
+
 
 def train(config: RunConfig, *, resume: bool = False, quiet: bool = False) -> Result:
     """Trains a model as the config says, into its folder ``config.out``.
@@ -76,7 +88,7 @@ def train(config: RunConfig, *, resume: bool = False, quiet: bool = False) -> Re
     if not fresh:
         _check_same(folder.config(), config)
         if folder.finished:
-            return Result(**json.loads((folder.path / "result.json").read_text()))
+            return Result.load(folder.path / "result.json")
     elif _rank() == 0:
         folder.check_new()
     with folder.locked() if _rank() == 0 else nullcontext():
@@ -111,8 +123,13 @@ def build(config: RunConfig, changes: dict[str, Any]) -> PreTrainedModel:
 
 
 def _run(config: RunConfig, folder: RunFolder, quiet: bool, fresh: bool) -> Result:
-    train = config.train
     arguments = _arguments(config, folder)
+    with roll_call(folder, config.train.timeout):
+        return _trained(config, folder, arguments, quiet, fresh)
+
+
+def _trained(config: RunConfig, folder: RunFolder, arguments: TrainingArguments, quiet: bool, fresh: bool) -> Result:
+    train = config.train
     if arguments.world_size > 1 and (train.batch_size or 1) % (arguments.world_size * train.accumulate):
         raise ValueError(
             f"train.batch_size={train.batch_size} does not divide by {arguments.world_size} processes times "
@@ -186,6 +203,7 @@ def _finish(trainer: RunTrainer, folder: RunFolder, config: RunConfig) -> Result
         trainer.model.save_pretrained(side, state_dict=weights)
         if trainer.prepared.tokenizer is not None:
             trainer.prepared.tokenizer.save_pretrained(side)
+        (side / CARD).write_text(model_card(folder, dataclasses.asdict(result)), encoding="utf-8")
         shutil.rmtree(folder.model, ignore_errors=True)
         os.replace(side, folder.model)
         report.save(folder.path / "outliers.json")
@@ -231,9 +249,12 @@ def _arguments(config: RunConfig, folder: RunFolder) -> TrainingArguments:
         remove_unused_columns=False,
         disable_tqdm=True,
         ddp_backend="gloo" if on_cpu and world > 1 else None,
+        ddp_timeout=train.timeout,
         ddp_find_unused_parameters=False,  # there are none, and looking for them costs a pass over the graph
         **precision,
     )
+    if on_cpu and world > 1 and not dist.is_initialized():  # TrainingArguments would, on a CPU without the timeout
+        dist.init_process_group("gloo", timeout=timedelta(seconds=train.timeout))
     arguments = TrainingArguments(**settings)
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # or Trainer gives each GPU here a batch of its own; torchrun is the way to use them all
@@ -242,7 +263,18 @@ def _arguments(config: RunConfig, folder: RunFolder) -> TrainingArguments:
 
 def _check_same(old: RunConfig, new: RunConfig) -> None:
     """A run goes on as it began, but for how often it looks and saves."""
-    free = {"out", "eval_steps", "log_steps", "save_steps", "keep", "workers", "track", "cache_dir", "device"}
+    free = {
+        "out",
+        "eval_steps",
+        "log_steps",
+        "save_steps",
+        "keep",
+        "workers",
+        "track",
+        "cache_dir",
+        "device",
+        "timeout",
+    }
     a, b = _flat(to_dict(old)), _flat(to_dict(new))
     for key in a | b:
         if key.split(".")[-1] not in free and a.get(key) != b.get(key):
@@ -279,7 +311,10 @@ def _environment(
 
 def _revision() -> str | None:
     """Of the folder the command was given in, where it is a git repository."""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:  # there is no git here
+        return None
     return found.stdout.strip() or None
 
 

@@ -15,12 +15,13 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
+from outeffhop.outliers.reading import parse_json, read_json
 from outeffhop.outliers.saving import to_plain, write_whole
 from outeffhop.training.config import RunConfig, from_yaml, to_yaml
 
@@ -160,33 +161,46 @@ class RunFolder:
             shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
 
     def _by_step(self) -> list[Path]:
-        named = [p for p in self.checkpoints.glob("checkpoint-*") if p.is_dir() and p.name.split("-")[1].isdigit()]
+        named = [p for p in self.checkpoints.glob("checkpoint-*") if p.is_dir() and p.name.split("-")[1].isdecimal()]
         return sorted(named, key=_step, reverse=True)
 
     # metrics
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line cut short by a kill is left out."""
+        return self._metrics() if self.metrics_file.is_file() else []
+
+    def _metrics(self, count: int | None = None) -> list[dict[str, Any]]:
+        *lines, last = self.metrics_file.read_bytes().split(b"\n")  # after the last line end: nothing, or a part
         found = []
-        if self.metrics_file.is_file():
-            for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
-                try:
-                    found.append(json.loads(line))
-                except json.JSONDecodeError:
-                    break
+        for number, line in enumerate(lines[:count], 1):
+            try:
+                found.append(_metrics_line(line))
+            except ValueError as error:
+                raise ValueError(f"{self.metrics_file}, line {number}: {error}; remove it") from error
+        if count is None or len(lines) < count:
+            with suppress(ValueError):
+                found.append(_metrics_line(last))
         return found
 
     def append(self, line: dict[str, Any]) -> None:
-        with open(self.metrics_file, "a", encoding="utf-8") as file:
+        with self.writing(self.metrics_file.name), open(self.metrics_file, "a", encoding="utf-8") as file:
             file.write(json.dumps(to_plain(line)) + "\n")
 
     def forget_after(self, count: int) -> None:
         """Keeps so many lines of metrics: what was written after a checkpoint will be written again."""
-        lines = self.metrics()[:count]
+        lines = self._metrics(count) if self.metrics_file.is_file() else []
         write_whole(self.metrics_file, "".join(json.dumps(line) + "\n" for line in lines))
 
     def write_json(self, name: str, value: Any) -> None:
         write_whole(self.path / name, json.dumps(to_plain(value), indent=1) + "\n")
+
+
+def _metrics_line(line: bytes) -> dict[str, Any]:
+    found = parse_json(line.decode())
+    if not isinstance(found, dict) or not isinstance(found.get("step", 0), int):
+        raise ValueError("no line of metrics with a step")
+    return found
 
 
 def _step(checkpoint: Path) -> int:
@@ -195,7 +209,7 @@ def _step(checkpoint: Path) -> int:
 
 def _damage(checkpoint: Path) -> str | None:
     try:
-        manifest = json.loads((checkpoint / _MANIFEST).read_text())
+        manifest = read_json(checkpoint / _MANIFEST)
         for name, entry in manifest.items():
             file = checkpoint / name
             if not file.is_file():

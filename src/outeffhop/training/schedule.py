@@ -17,7 +17,7 @@ __all__ = ["make_optimizer", "make_schedule"]
 
 
 def make_optimizer(model: nn.Module, train: TrainConfig, decay_norms: bool) -> Optimizer:
-    """Adam or AdamW. Biases, gates, sinks and α are not decayed; the scales of norms only with ``decay_norms``."""
+    """Adam or AdamW. Biases and what a method learns are not decayed; the scales of norms only with ``decay_norms``."""
     norms = {
         f"{name}.{own}" if name else own
         for name, module in model.named_modules()

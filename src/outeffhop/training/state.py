@@ -50,7 +50,8 @@ def model_state(model: nn.Module) -> dict[str, Tensor] | None:
 
 def load_model_state(model: Any, folder: Path) -> None:
     """The weights ``save_pretrained`` wrote, by way of ``from_pretrained``: a file may have other names for them."""
-    state = type(model).from_pretrained(folder, config=model.config, local_files_only=True).state_dict()
+    found = type(model).from_pretrained(folder, config=model.config, local_files_only=True, use_safetensors=True)
+    state = found.state_dict()
     if isinstance(model, FSDPModule):
         whole: Any = model
         set_model_state_dict(whole, state, options=StateDictOptions(full_state_dict=True))

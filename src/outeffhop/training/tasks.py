@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
 from outeffhop.methods import Method
 from outeffhop.models import presets
+from outeffhop.models.foreign import refuse_code
 from outeffhop.training.config import DataConfig, RunConfig, TrainConfig, from_dict, to_dict
 
-__all__ = ["TASK", "resolve"]
+__all__ = ["TASK", "resolve", "paper_steps"]
 
 # model → what it learns
 TASK = {"bert": "mlm", "opt": "clm", "vit": "classification", "stanhop": "forecasting"}
@@ -65,6 +67,7 @@ _AT_LEAST_ONE = (
     "save_steps",
     "keep",
     "outlier_batches",
+    "timeout",
 )
 
 
@@ -84,6 +87,11 @@ def resolve(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, method=name, train=train, samples=_samples(config, sizes))
 
 
+def paper_steps(model: str) -> int:
+    """How many steps the paper's recipe of a model has at most."""
+    return int(_TRAIN[model, "paper"]["max_steps"])
+
+
 def _sizes(config: RunConfig) -> Any:
     """The config of the model to be trained: of its preset, or of the checkpoint it goes on from."""
     preset: PreTrainedConfig = presets.config(config.model, config.preset)
@@ -96,8 +104,9 @@ def _sizes(config: RunConfig) -> Any:
         return presets.config(config.model, config.preset, **config.changes)
     if config.changes:
         raise ValueError(f"changes={config.changes!r} cannot be made to init={config.init!r}, whose weights have sizes")
+    refuse_code(Path(config.init) / "config.json")
     try:
-        own: PreTrainedConfig = AutoConfig.from_pretrained(config.init, local_files_only=True)
+        own: PreTrainedConfig = AutoConfig.from_pretrained(config.init, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"init={config.init!r} is no folder of a checkpoint: {first}") from None

@@ -15,6 +15,7 @@ from outeffhop.models.stanhop.blocks import DecoderLayer, EncoderBlock
 from outeffhop.models.stanhop.configuration import StanhopConfig
 from outeffhop.nn import Gate, OutEffHopPooling
 from outeffhop.nn.association import Association
+from outeffhop.nn.qk_norm import HeadRMSNorm
 
 __all__ = ["StanhopForecast", "StanhopPreTrainedModel", "StanhopForForecasting"]
 
@@ -74,6 +75,9 @@ class StanhopPreTrainedModel(PreTrainedModel):
             _init_association(module, self.config.d_model // self.config.num_heads)
         elif isinstance(module, Gate):
             _init_gate(module)
+        elif isinstance(module, HeadRMSNorm):
+            if module.weight is not None:
+                init.ones_(module.weight)
         elif isinstance(module, OutEffHopPooling):
             init.normal_(module.queries, std=0.02)
         elif isinstance(module, (SegmentEmbedding, StanhopForForecasting)):

@@ -1,0 +1,126 @@
+"""What mkdocs does besides rendering: pages from elsewhere in the repository, the reference, and mathematics.
+
+Formulas become MathML while the site is built, which browsers show by themselves: no script is needed.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from html import unescape
+from pathlib import Path
+
+import griffe
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+
+# page → the file it is, which readers of the repository find where it belongs
+ELSEWHERE = {
+    "derivation.md": "src/outeffhop/attention/README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+}
+
+# modules whose public names make a page each, in the order of the layers
+REFERENCE = (
+    "functional",
+    "methods",
+    "attention",
+    "memory",
+    "memory.theory",
+    "nn",
+    "models",
+    "models.presets",
+    "data",
+    "outliers",
+    "quantization",
+    "quantization.int8",
+    "training",
+    "experiments",
+    "report",
+)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    pages = ["reference/index.md", *({f"outeffhop.{name}": _page(name)} for name in REFERENCE)]
+    config.nav = [
+        {"Reference": pages} if part == {"Reference": "reference/index.md"} else part for part in config.nav or ()
+    ]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for page, path in ELSEWHERE.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
+    for page, text in reference().items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links as the repository has them lead to the same places on the site."""
+    here = page.file.src_uri
+    at = posixpath.dirname(ELSEWHERE.get(here, f"docs/{here}"))
+    pages = {path: name for name, path in ELSEWHERE.items()}
+
+    def on_site(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(at, match[1]))
+        target = pages.get(target, target.removeprefix("docs/"))
+        return f"]({posixpath.relpath(target, posixpath.dirname(here) or '.')}"
+
+    return re.sub(r"\]\((?!\w+:)([^)#\s]+)", on_site, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """What arithmatex has marked as a formula, as MathML."""
+    html = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', lambda m: _mathml(m[1], "inline"), html, flags=re.S)
+    return re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', lambda m: _mathml(m[1], "block"), html, flags=re.S)
+
+
+def _mathml(latex: str, display: str) -> str:
+    return convert(unescape(latex), display=display)
+
+
+def _page(module: str) -> str:
+    return f"reference/{module.replace('.', '-')}.md"
+
+
+def reference() -> dict[str, str]:
+    """Pages of the reference, written from what each module's ``__all__`` says."""
+    package = griffe.load("outeffhop", search_paths=[str(ROOT / "src")])
+    # a name of several modules belongs to the first of them
+    home = {name: path for module in reversed(REFERENCE) for name, path in _public(package[module]).items()}
+    pages = {}
+    for module in REFERENCE:
+        shown = "\n\n".join(f"::: {path}" for path in _public(package[module]).values())
+        pages[_page(module)] = f"# outeffhop.{module}\n\n{_summary(package[module])}\n\n{shown}\n"
+    names = ", ".join(f"[`{name}`][{home[name]}]" for name in _exports(package))
+    modules = "\n".join(
+        f"- [`outeffhop.{m}`]({posixpath.basename(_page(m))}): {_summary(package[m])}" for m in REFERENCE
+    )
+    pages["reference/index.md"] = f"# Reference\n\nFrom `outeffhop` itself: {names}.\n\n{modules}\n"
+    return pages
+
+
+def _public(module: griffe.Module) -> dict[str, str]:
+    """Public name → where its documentation is; modules have pages of their own."""
+    paths = {}
+    for name in _exports(module):
+        path = f"{module.path}.{name}"
+        if module[name].is_module:  # or a function with the name of the module it is in, as convert.convert
+            path = module.imports.get(name, path)
+        if path != module[name].path or not module[name].is_module:
+            paths[name] = path
+    return paths
+
+
+def _exports(module: griffe.Module) -> list[str]:
+    return [str(name).strip("'\"") for name in module.exports or ()]
+
+
+def _summary(module: griffe.Module) -> str:
+    return module.docstring.value.splitlines()[0] if module.docstring else ""

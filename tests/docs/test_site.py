@@ -1,0 +1,106 @@
+"""The site is built without a warning, loads nothing from elsewhere, and its reference has every public name."""
+
+import doctest
+import importlib
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from blocks import ROOT
+
+import outeffhop
+from outeffhop.memory import HopfieldMemory
+
+PACKAGES = ("attention", "memory", "nn", "models", "data", "outliers", "quantization", "training", "experiments")
+# what a browser fetches by itself: scripts, styles, pictures, frames, and what a style names
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\bsrc=["']?((?:https?:)?//[^"'\s>]+)"""
+    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|preload|preconnect|modulepreload))[^>]*?\bhref=["']?((?:https?:)?//[^"'\s>]+)"""
+    r"""|(?:url\(|@import)\s*["']?((?:https?:)?//[^"')\s]+)""",
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert not built.stderr, built.stderr
+    return folder
+
+
+def loaded(text):
+    return ["".join(groups) for groups in LOADED.findall(text)]
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    files = [f for f in site.rglob("*") if f.suffix in (".html", ".css")]
+    assert len(files) > 30
+    assert not {f"{f.name}: {url}" for f in files for url in loaded(f.read_text())}
+
+
+def test_what_is_loaded_is_seen():
+    assert loaded('<link href="https://a.b/x.css" rel="stylesheet">') == ["https://a.b/x.css"]
+    assert loaded('<script defer src="//a.b/x.js"></script>') == ["//a.b/x.js"]
+    assert loaded("@import url('https://a.b/font');") == ["https://a.b/font"]
+    assert not loaded('<a href="https://a.b">a link</a><link rel="canonical" href="https://a.b/c">')
+
+
+def test_the_reference_has_every_public_name(site):
+    text = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
+    names = [f"{each}.{n}" for each in PACKAGES for n in importlib.import_module(f"outeffhop.{each}").__all__]
+    assert len(names) > 60
+    # a function that shares its module's name is found by where it is: models.convert.convert
+    places = {n: (n, f"{n}.{n.split('.')[-1]}") for n in names if n != "models.presets"}
+    assert not [n for n, at in places.items() if not any(f'id="outeffhop.{place}"' in text for place in at)]
+    assert (site / "reference" / "models-presets.html").is_file()  # a module, which has a page of its own
+    assert "doc-symbol-module" not in text, "a module is shown where something in it has its name"
+    index = (site / "reference" / "index.html").read_text()
+    assert not [n for n in outeffhop.__all__ if not re.search(rf'href="[^"]+\.{n}"', index)]
+
+
+def test_formulas_are_mathml(site):
+    for name in ("theory", "concepts"):
+        page = (site / f"{name}.html").read_text()
+        assert "<math" in page
+        assert not re.search(r'class="arithmatex"|\\[a-z]+\{', page), name
+
+
+def test_pictures_are_made_by_their_script(tmp_path):
+    folder = ROOT / "docs" / "pictures"
+    script = runpy.run_path(str(folder / "make.py"))
+    for draw in ("no_op", "methods"):  # the examples are run by a test of their own
+        script[draw](tmp_path)
+    assert all((script["EXAMPLES"] / example).is_file() for example in script["FROM_EXAMPLES"].values())
+    made = {p.name for p in tmp_path.iterdir()} | script["FROM_EXAMPLES"].keys()
+    assert made == {p.name for p in folder.iterdir() if p.suffix in (".svg", ".png")}
+    pages = [page.read_text() for page in (ROOT / "docs").rglob("*.md")]
+    assert made == {name for page in pages for name in re.findall(r"pictures/([\w.-]+)", page)}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in sorted(Path(outeffhop.__file__).parent.rglob("*.py")) if ">>>" in p.read_text()],
+    ids=lambda p: p.stem,
+)
+def test_examples_in_docstrings(path):
+    name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+    given = {"torch": torch, "HopfieldMemory": HopfieldMemory}
+    found = doctest.testmod(importlib.import_module(name), extraglobs=given)
+    assert found.attempted
+    assert not found.failed
+
+
+def test_citation_and_changes_are_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == outeffhop.__version__
+    assert [len(paper["authors"]) for paper in citation["references"]] == [7]
+    assert outeffhop.__version__ in (ROOT / "CHANGELOG.md").read_text()

@@ -1,0 +1,205 @@
+"""A disk that is full, and a folder that cannot be written to: said at once or in the end, and nothing is lost.
+
+The disks are real, of a few hundred kB, and mounted for one process alone. More of training on a full disk is in
+tests/training/test_train.py.
+"""
+
+import json
+import re
+
+import pytest
+from safetensors.torch import load_file
+
+from outeffhop.experiments.energy import EXPERIMENT
+from outeffhop.experiments.experiment import Settings
+from outeffhop.outliers import OutlierReport
+from outeffhop.training import RunFolder
+
+FULL = "No space left on device"
+SIZES = ["--changes", "e_layers", 1, "d_model", 16, "d_ff", 32, "num_heads", 2]
+QUICK = ["--data", "builtin:series", "--device", "cpu", "--batch-size", 4]
+
+
+def train(out, *flags):
+    often = [("save-steps", 2), ("log-steps", 1), ("batch-size", 4), ("eval-batches", 1), ("outlier-batches", 1)]
+    named = [word for name, value in (*often, ("device", "cpu")) for word in (f"--train.{name}", value)]
+    run = ["--model", "stanhop", "--data", "builtin:series", "--train.max-steps", 6, "--out", out]
+    return ["command", "train", *run, *named, *SIZES, *flags]
+
+
+def outliers(checkpoint, out):
+    return ["command", "outliers", checkpoint, *QUICK, "--out", out, "--batches", 1]
+
+
+def quantize(checkpoint, out):
+    return ["command", "quantize", checkpoint, *QUICK, "--out", out, "--seeds", 1, "--limit", 1]
+
+
+def reproduce(out):
+    return ["command", "reproduce", "energy", "--quick", "--device", "cpu", "--out", out]
+
+
+@pytest.fixture(scope="module")
+def run(server, tmp_path_factory):
+    """A whole one, to hold others against and to measure."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    codes, said = server.run(train(out))
+    assert codes == [0], said
+    return out
+
+
+@pytest.fixture
+def disk(mounts, tmp_path):
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk"
+
+
+def hidden(folder):
+    return [p for p in folder.rglob(".*") if p.name != ".filling"]
+
+
+def test_training_on_a_full_disk_goes_on_when_there_is_room(disk, run, server, tmp_path):
+    size = sum(p.stat().st_size for p in (run / "checkpoints" / "checkpoint-6").rglob("*") if p.is_file())
+    out = disk / "run"
+    codes, said = server.run(
+        ["tmpfs", disk, "32m"],
+        ["fill", disk, int(1.8 * size)],  # one checkpoint, and not a second
+        train(out),
+        ["copy", disk, tmp_path / "full"],
+        ["make room", disk],
+        ["command", "resume", out],
+        ["copy", disk, tmp_path / "room"],
+    )
+    assert codes == [1, 0], said
+    assert re.search(rf"checkpoint 4 could not be written \(.*{FULL}", said)
+    assert f"the last checkpoint, {out}/checkpoints/checkpoint-2, is whole" in said
+    assert RunFolder(tmp_path / "full" / "run").last_checkpoint().name == "checkpoint-2"
+    assert hidden(tmp_path / "full") == []
+    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (tmp_path / "room" / "run", run))
+    assert all(ours[name].equal(theirs[name]) for name in theirs)
+    lines = [[line.get("loss") for line in RunFolder(f).metrics()] for f in (tmp_path / "room" / "run", run)]
+    assert lines[0] == lines[1]
+
+
+def test_training_on_a_disk_that_was_always_full(disk, server, tmp_path):
+    codes, said = server.run(
+        ["tmpfs", disk, "1m"], ["fill", disk], train(disk / "run"), ["copy", disk, tmp_path / "full"]
+    )
+    assert codes == [1], said
+    assert said.splitlines()[-1].startswith("outeffhop: ")
+    assert FULL in said
+    assert f"{disk}/run/config.yaml" in said
+    assert "Traceback" not in said
+    assert not RunFolder(tmp_path / "full" / "run").exists
+
+
+def test_tokens_on_a_full_disk(disk, server, tmp_path):
+    kept = ["--samples.cache-dir", disk / "cache", "--samples.vocab-size", 300]
+    codes, said = server.run(
+        ["tmpfs", disk, "1m"],
+        ["fill", disk, 100_000],
+        ["command", "train", "--model", "opt", "--data", "builtin:text", "--out", tmp_path / "run", *kept],
+        ["copy", disk, tmp_path / "full"],
+    )
+    assert codes == [1], said
+    assert f"tokens could not be written to cache_dir='{disk}/cache' ({FULL})" in said
+    assert all(p.name.startswith("tokenizer-") for p in (tmp_path / "full" / "cache").iterdir())
+    assert not RunFolder(tmp_path / "run").exists
+
+
+def test_measuring_on_a_full_disk_keeps_the_files_of_before(disk, run, server, tmp_path):
+    codes, said = server.run(
+        ["tmpfs", disk, "1m"],
+        outliers(run, disk / "out"),
+        ["copy", disk / "out", tmp_path / "before"],
+        ["fill", disk],
+        outliers(run, disk / "out"),
+        quantize(run, disk / "out"),
+        ["copy", disk / "out", tmp_path / "full"],
+        ["make room", disk],
+        quantize(run, disk / "out"),
+    )
+    assert codes == [0, 1, 1, 0], said
+    for name in ("outliers.json", "quantization.json"):
+        assert f"outeffhop: [Errno 28] {FULL}: '{disk}/out/{name}'" in said
+    before, full = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("before", "full"))
+    assert before == full
+    assert OutlierReport.load(tmp_path / "full" / "outliers.json").samples == 4
+
+
+def test_an_experiment_on_a_full_disk_goes_on_when_there_is_room(disk, server, tmp_path):
+    codes, said = server.run(
+        ["tmpfs", disk, "4m"],
+        ["fill", disk, 40_000],
+        reproduce(disk / "results"),
+        ["copy", disk, tmp_path / "full"],
+        ["make room", disk],
+        reproduce(disk / "results"),
+        ["copy", disk, tmp_path / "room"],
+    )
+    assert codes == [1, 0], said
+    assert f"[Errno 28] {FULL}: '{disk}/results/energy/cells/" in said
+    cells = list((tmp_path / "full" / "results" / "energy" / "cells").iterdir())
+    every = EXPERIMENT.cells(Settings(quick=True))
+    assert 0 < len(cells) < len(every)
+    assert all(json.loads(p.read_text())["found"] for p in cells)
+    assert f"{len(cells)} of {len(every)} cells are there already" in said
+    assert (tmp_path / "room" / "results" / "report.html").read_text().endswith("</html>\n")
+
+
+def test_a_full_terminal(server):
+    """/dev/full in stdout's place: the command says so and fails."""
+    codes, said = server.run(["print to", "/dev/full"], ["command", "methods", "--json"])
+    assert codes == [1], said
+    assert FULL in said
+
+
+REFUSED = "cannot be written to"
+
+
+def test_a_read_only_folder_is_refused_before_any_work(mounts, run, server, tmp_path):
+    target = tmp_path / "read-only"
+    target.mkdir()
+    codes, said = server.run(
+        ["read-only", target],
+        train(target / "run"),
+        outliers(run, target / "out"),
+        quantize(run, target / "out"),
+        ["command", "evaluate", run, "--out", target],
+        reproduce(target / "results"),
+    )
+    assert codes == [2] * 5, said
+    assert said.count(REFUSED) == len(said.splitlines()) == 5  # no progress before it
+    assert list(target.iterdir()) == []
+
+
+def test_a_run_in_a_read_only_folder_can_be_measured_but_not_gone_on_with(mounts, run, server, tmp_path):
+    (run / "result.json").rename(tmp_path / "result.json")
+    try:
+        codes, said = server.run(["read-only", run], ["command", "resume", run], outliers(run, tmp_path / "out"))
+    finally:
+        (tmp_path / "result.json").rename(run / "result.json")
+    assert codes == [2, 0], said
+    assert f"outeffhop: out='{run}' {REFUSED}: Read-only file system" in said
+    assert OutlierReport.load(tmp_path / "out" / "outliers.json").samples == 4
+
+
+def test_a_folder_below_a_file_is_refused_before_any_work(run, server, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    below = tmp_path / "file" / "out"
+    codes, said = server.run(
+        train(below), outliers(run, below), quantize(run, below), ["command", "evaluate", run, "--out", below]
+    )
+    assert codes == [2] * 4, said
+    assert len(said.splitlines()) == 4
+    assert said.count("file") >= 4
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_second_process_on_a_run_is_refused(run, server, tmp_path):
+    """By the command; how the lock behaves is in tests/training/test_rundir.py."""
+    with RunFolder(tmp_path / "run").locked():
+        codes, said = server.run(train(tmp_path / "run"))
+    assert codes == [2]
+    assert said == f"outeffhop: another process is training in '{tmp_path}/run': wait for it, or stop it\n"
+    assert server.run(train(tmp_path / "run"))[0] == [0]
