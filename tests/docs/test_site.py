@@ -83,7 +83,7 @@ def test_pictures_are_made_by_their_script(tmp_path):
     made = {p.name for p in tmp_path.iterdir()} | script["FROM_EXAMPLES"].keys()
     assert made == {p.name for p in folder.iterdir() if p.suffix in (".svg", ".png")}
     pages = [page.read_text() for page in (ROOT / "docs").rglob("*.md")]
-    assert made == {name for page in pages for name in re.findall(r"pictures/([\w.-]+)", page)}
+    assert made == {name for page in pages for name in re.findall(r"pictures/([\w-]+\.\w+)", page)}
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,7 @@ def test_clipped_softmax_by_its_definition(row, gamma, zeta, n):
         dict(sink=1e30),
         dict(sink=torch.tensor([-1e30, 1e30])),
         dict(scale=0.0, is_causal=True),  # kernels mask before they scale: −inf · 0
+        dict(scale=1e-135, is_causal=True),
         dict(scale=-2.0, is_causal=True),
         dict(sink=-math.inf, attn_mask=torch.tensor([True, False, True])),  # one dimension
         dict(sink=-math.inf, attn_mask=torch.tensor([[0.5, -0.5, 0.0]], dtype=torch.float64)),  # another dtype

@@ -10,6 +10,9 @@ from torch import Tensor
 
 __all__ = ["Call", "prepare"]
 
+# A scale below it is 0 to the kernels, which compute in float32.
+_SMALLEST = torch.finfo(torch.float32).tiny
+
 
 @dataclass(frozen=True)
 class Call:
@@ -80,7 +83,7 @@ def prepare(
         scale = 1.0 / math.sqrt(query.shape[-1]) if query.shape[-1] else 1.0
     if not -math.inf < scale < math.inf:
         raise ValueError(f"scale={scale}: a finite number is needed")
-    if scale <= 0:  # kernels mask before they scale, and −inf · scale is then NaN or +inf
+    if scale < _SMALLEST:  # kernels mask before they scale: −inf times 0, or less, is NaN or +inf
         query, scale = query * scale, 1.0
     return Call(
         query=query,
