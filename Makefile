@@ -17,7 +17,7 @@ setup: .venv/.installed ## the virtual environment with everything in it
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: setup ## softmax against softmax1, the backends found here, and what they cost
+demo: setup ## a small OPT with softmax and with softmax1: outliers, 8 bits; minutes; demo/report.html
 	$(BIN)/python examples/demo.py
 
 # COVERAGE=1 counts the lines of src that run, in every process the tests start, and fails below 90 %

@@ -20,8 +20,15 @@ def test_figures(name, tmp_path):
 
 
 def test_demo(tmp_path):
-    command = [sys.executable, str(EXAMPLES / "demo.py")]
+    command = [sys.executable, str(EXAMPLES / "demo.py"), "--quick", "--out", "shown"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-    for words in ("attends to nothing", "chosen", "ours (", "docs/quickstart.md"):
+    for words in ("OPT, trained here", "vanilla", "loss by W8A8", "Polynomial", "With figures: shown/report.html"):
         assert words in printed
-    assert not list(tmp_path.iterdir())
+    page = (tmp_path / "shown" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 2
+    assert "these numbers mean nothing" in page
+    assert [path.name for path in tmp_path.iterdir()] == ["shown"]
+    # what is there is not done again
+    assert (
+        "training OPT" not in subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stderr
+    )

@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 
 from outeffhop.data import text
-from outeffhop.data.builtin import documentation
+from outeffhop.data.builtin import topics
 from outeffhop.data.specs import parse
 from outeffhop.data.text import SEPARATOR, load_text, pieces
 
@@ -109,9 +109,9 @@ def test_no_training_text_is_refused(tmp_path):
         load(tmp_path)
 
 
-def test_documentation_holds_each_passage_once():
+def test_topics_hold_each_passage_once():
     corpus = load_text(parse("builtin:text"))
-    assert sum(corpus.count(split)[0] for split in corpus.splits) == len(documentation())
+    assert sum(corpus.count(split)[0] for split in corpus.splits) == len(topics())
     parts = {split: "\n\n".join(documents(corpus, split)) for split in corpus.splits}
     for split in ("validation", "test"):
         assert 0.03 < len(parts[split]) / sum(map(len, parts.values())) < 0.08

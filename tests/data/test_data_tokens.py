@@ -12,7 +12,7 @@ import torch
 from tokenizers import pre_tokenizers
 
 from outeffhop.data import prepare, text, tokenizer, tokens
-from outeffhop.data.builtin import documentation
+from outeffhop.data.builtin import topics
 from outeffhop.data.specs import parse
 from outeffhop.data.store import Store
 from outeffhop.data.text import load_text, pieces
@@ -21,7 +21,7 @@ from outeffhop.data.tokenizer import load_tokenizer, train_tokenizer
 
 @pytest.fixture(scope="module")
 def trained():
-    return train_tokenizer(iter(documentation()), 400)
+    return train_tokenizer(iter(topics()), 400)
 
 
 def bare_bert(folder):
@@ -47,7 +47,7 @@ def test_a_trained_tokenizer_gives_text_back(trained):
 
 
 def test_training_is_the_same_each_time(trained):
-    again = train_tokenizer(iter(documentation()), 400)
+    again = train_tokenizer(iter(topics()), 400)
     assert again.backend_tokenizer.to_str() == trained.backend_tokenizer.to_str()
 
 
@@ -108,16 +108,16 @@ def corpus(tmp_path):
     """Two documents to train on, one each to hold out."""
     folder = tmp_path / "corpus"
     folder.mkdir()
-    (folder / "train.txt").write_text(documentation()[0] + "\n<|endoftext|>\nliteral </s> and <mask>\n")
-    (folder / "valid.txt").write_text(documentation()[1])
-    (folder / "test.txt").write_text(documentation()[2])
+    (folder / "train.txt").write_text(topics()[0] + "\n<|endoftext|>\nliteral </s> and <mask>\n")
+    (folder / "valid.txt").write_text(topics()[1])
+    (folder / "test.txt").write_text(topics()[2])
     return str(folder)
 
 
 def test_blocks_are_the_documents_end_to_end(corpus, trained, tmp_path):
     data = prepare(corpus, "clm", tokenizer=trained, length=16, cache_dir=tmp_path / "cache")
     stream = []
-    for document in (documentation()[0], "literal </s> and <mask>"):
+    for document in (topics()[0], "literal </s> and <mask>"):
         ids = trained(document, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         stream += [*ids, trained.eos_token_id]
     blocks = torch.stack([data.train[i]["input_ids"] for i in range(len(data.train))])
@@ -150,11 +150,11 @@ def test_mlm_blocks_are_wrapped(corpus, trained, tmp_path):
 @pytest.mark.parametrize("style", ["topics", "wikitext", "blank lines"])
 def test_cutting_a_document_changes_no_token(corpus, tmp_path, monkeypatch, style):
     spaces = ["\n\n", " \n", "\n\n\n", "\n ", "\n\t", " \n\n"] * 100
-    trained = train_tokenizer(iter([documentation()[0], *spaces]), 300)  # knows line breaks in a row as one token
+    trained = train_tokenizer(iter([topics()[0], *spaces]), 300)  # knows line breaks in a row as one token
     assert "ĊĊ" in trained.get_vocab()
-    passages = documentation()[0].split("\n")
+    passages = topics()[0].split("\n")
     rewritten = {
-        "topics": documentation()[0],
+        "topics": topics()[0],
         "wikitext": " \n".join(f" {line.strip()}" for line in passages),
         "blank lines": "".join(
             line + " " * (i % 2) + "\n" * (i % 4) + "\t" * (i % 3) for i, line in enumerate(passages)

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import re
-import sysconfig
-from functools import lru_cache
-from inspect import cleandoc
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["digits", "documentation", "synthetic_series"]
-
-_QUOTED = re.compile(r'"""(.*?)"""', re.DOTALL)
-_LEAST = 1000  # characters; a hundred codecs say the same line of themselves
-_ELSEWHERE = frozenset(("site-packages", "dist-packages", "test", "tests", "lib2to3", "idlelib", "turtledemo"))
+__all__ = ["digits", "synthetic_series", "topics"]
 
 
-@lru_cache(maxsize=1)
-def documentation() -> tuple[str, ...]:
-    """Python's own documentation, each passage once: its topics, and for each module of its library the docstrings.
+def topics() -> list[str]:
+    """Python's own documentation topics in the order of their names, each passage once.
 
-    Some documents repeat whole sections of longer ones. One of which less than half would be new beside the longer
+    Some topics repeat whole sections of longer ones. A topic of which less than half would be new beside the longer
     ones is left out, so that what is held out for testing is not in the training text. The text is that of the
-    running Python and differs between its versions.
+    running Python and differs a little between its versions.
     """
-    from pydoc_data.topics import topics
+    from pydoc_data.topics import topics as by_name
 
-    by_name = {**{f"topic {name}": text for name, text in topics.items()}, **_docstrings()}
     seen: set[str] = set()
     kept: dict[str, str] = {}
     for name in sorted(by_name, key=lambda n: (-len(by_name[n]), n)):
@@ -38,22 +26,7 @@ def documentation() -> tuple[str, ...]:
         if 2 * new >= sum(map(len, passages)) > 0:
             kept[name] = text
             seen.update(passages)
-    return tuple(kept[name] for name in sorted(kept))
-
-
-def _docstrings() -> dict[str, str]:
-    """Those of each module of the standard library that has any.
-
-    What stands between three quotes is a docstring but for few; to parse the library would take seconds.
-    """
-    root = Path(sysconfig.get_paths()["stdlib"])
-    found = {}
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).parts
-        if not _ELSEWHERE.intersection(parts):
-            texts = map(cleandoc, _QUOTED.findall(path.read_text(encoding="utf-8", errors="ignore")))
-            found[".".join(parts).removesuffix(".py")] = "\n\n".join(filter(None, texts))
-    return {name: text for name, text in found.items() if len(text) >= _LEAST}
+    return [kept[name] for name in sorted(kept)]
 
 
 def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

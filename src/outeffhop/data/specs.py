@@ -13,7 +13,7 @@ from outeffhop.data.prepared import TASKS
 __all__ = ["BUILTIN", "KINDS", "Spec", "kind_of_path", "known", "parse", "require_kind"]
 
 BUILTIN = {
-    "text": "Python's own documentation, its topics and docstrings, 2 MB of English and code",
+    "text": "Python's own documentation topics, 0.4 MB of English and code",
     "images": "scikit-learn's handwritten digits, 1,797 images of 8×8, ten classes",
     "series": "a synthetic multivariate series, 7 coupled series of 4,000 hours",
 }

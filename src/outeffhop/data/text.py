@@ -52,7 +52,7 @@ class Corpus:
 def load_text(spec: Spec) -> Corpus:
     """The text a spec names."""
     if spec.where == "builtin":
-        documents = builtin.documentation()
+        documents = builtin.topics()
         given = {"train": lambda: _of_documents(documents)}
         digest = hashlib.sha256("\0".join(documents).encode()).hexdigest()
     elif spec.where == "hub":

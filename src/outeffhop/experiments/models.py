@@ -161,7 +161,7 @@ def measured(config: RunConfig, settings: Settings, split: str = "validation") -
 
 
 def quantized(
-    config: RunConfig, settings: Settings, bits: str = "W8A8", *, fold: bool = False
+    config: RunConfig, settings: Settings, bits: str = "W8A8", *, fold: bool = False, split: str = "validation"
 ) -> dict[str, list[float]]:
     """The metrics of a finished run's model in W8A8 (or other bits), everything quantized that the paper quantizes.
 
@@ -172,7 +172,7 @@ def quantized(
     of_opt = config.model == "opt"
     scheme = Scheme.parse(bits).with_range("percentile" if of_opt else None)
     count = 1 if settings.quick else 4 if of_opt else 16
-    given = _some(prepared, "validation", 1 if settings.quick else _MEASURED)
+    given = _some(prepared, split, 1 if settings.quick else _MEASURED)
     report = evaluate(
         model,
         lambda seed: _drawn(prepared, count, seed),
