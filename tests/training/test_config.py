@@ -41,6 +41,7 @@ EVERY_TRAIN = TrainConfig(
     compile=True,
     gradient_checkpointing=True,
     fsdp=True,
+    timeout=60,
     workers=1,
     device="cpu",
     track="tensorboard",
