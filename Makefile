@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-slow wheel test-versions coverage lint format docs bench clean
+.PHONY: help setup demo test test-slow wheel test-versions coverage fuzz lint format docs bench clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -26,6 +26,9 @@ test: setup ## every test but the slow ones
 
 coverage: ## the same, and which share of src it runs
 	$(MAKE) test COVERAGE=1
+
+fuzz: setup ## the fuzz tests, twenty times as many cases
+	OUTEFFHOP_FUZZ=20 $(BIN)/python -m pytest -n 2 tests/hardening/test_fuzz_*.py
 
 test-slow: setup ## the long checks, some on a real checkpoint; more with OUTEFFHOP_DATA=folder
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,checkpoint]'
