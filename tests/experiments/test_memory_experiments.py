@@ -25,7 +25,7 @@ def out(tmp_path_factory):
 def test_quick_form(experiment, out):
     result = run(experiment, Settings(out=out, quick=True), lambda line: None)
     folder = out / experiment.name
-    assert Result.load(folder / "result.json").verdicts == list(result.verdicts)
+    assert list(Result.load(folder / "result.json").verdicts) == list(result.verdicts)
     assert "mean nothing" in result.conditions["scale"]
     assert result.figures
     for figure in result.figures:

@@ -117,7 +117,7 @@ def test_a_new_process_keeps_its_own_random_numbers(tmp_path):
 def test_no_pickle(whole_run, name):
     folder = RunFolder(whole_run(name))
     files = [p for p in folder.path.rglob("*") if p.is_file()]
-    assert {p.suffix for p in files} <= {".json", ".jsonl", ".safetensors", ".yaml", ".lock", ".txt"}
+    assert {p.suffix for p in files} <= {".json", ".jsonl", ".safetensors", ".yaml", ".lock", ".txt", ".md"}
     assert any(p.name == "optimizer.safetensors" for p in files)
     for file in files:
         assert file.read_bytes()[:2] not in (b"\x80\x02", b"\x80\x04", b"PK"), file

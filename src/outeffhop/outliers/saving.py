@@ -56,6 +56,6 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
             os.fsync(file.fileno())  # a disk that is full may say so only now
         os.replace(beside, target)
     except OSError as error:  # of a full disk, the system does not say which file
-        raise OSError(error.errno, error.strerror, str(target)) from error
+        raise OSError(error.errno, error.strerror or str(error), str(target)) from error
     finally:
         beside.unlink(missing_ok=True)
