@@ -48,7 +48,7 @@ def main() -> None:
     demo = Experiment("demo", "Demo", ABOUT, cells, measure, conclude)
     settings = Settings(out=arguments.out, quick=arguments.quick)
     result = run(demo, settings, tell=lambda line: print(line, file=sys.stderr))
-    page = write_report(arguments.out)
+    page = write_report(arguments.out, "Outliers, 8 bits and memories: a demo")
     print()
     show(result)
     print(f"\n{(time.monotonic() - began) / 60:.1f} minutes. With figures: {page}")

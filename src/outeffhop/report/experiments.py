@@ -19,27 +19,28 @@ from outeffhop.report.html import Section, page
 __all__ = ["experiments_page", "text_of", "write_report"]
 
 _FILE = "report.html"
+_TITLE = "The paper's tables and figures, measured anew"
 _CLASSES = {1: "best", 2: "second"}
 _VERDICTS = ("confirmed", "not seen", "contradicted", "not measured")
 
 
-def write_report(out: Path) -> Path:
+def write_report(out: Path, title: str = _TITLE) -> Path:
     """One HTML file, ``out/report.html``, of every ``out/*/result.json``; it needs no other file and no network."""
     found = {}
     for path in sorted(out.glob("*/result.json")):
         found[path.parent] = Result.load(path)
     if not found:
         raise ValueError(f"out={str(out)!r} has no result yet: outeffhop reproduce writes them")
-    write_whole(out / _FILE, experiments_page(found))
+    write_whole(out / _FILE, experiments_page(found, title))
     return out / _FILE
 
 
-def experiments_page(results: dict[Path, Result]) -> str:
+def experiments_page(results: dict[Path, Result], title: str = _TITLE) -> str:
     """The page of results, each with the folder its figures lie in; in the paper's order."""
     order = {name: i for i, name in enumerate(NAMES)}
     chosen = sorted(results.items(), key=lambda item: (order.get(item[1].name, len(order)), item[1].name))
     sections = [Section(r.of, _body(r, folder), r.about, f"of-{r.name}") for folder, r in chosen]
-    return page("The paper's tables and figures, measured anew", sections, _summary([r for _, r in chosen]))
+    return page(title, sections, _summary([r for _, r in chosen]))
 
 
 def _summary(results: Sequence[Result]) -> str:
@@ -70,7 +71,8 @@ def _claims(verdicts: Sequence[Verdict], numbers: bool = True) -> str:
 
 def _body(result: Result, folder: Path) -> str:
     said = "; ".join(f"<b>{escape(str(k))}</b> {escape(str(v))}" for k, v in result.conditions.items())
-    parts = [f'<p class="conditions"><b>outeffhop reproduce {escape(result.name)}</b>; {said}</p>']
+    command = f"<b>outeffhop reproduce {escape(result.name)}</b>; " if result.name in NAMES else ""
+    parts = [f'<p class="conditions">{command}{said}</p>']
     if "mean nothing" in str(result.conditions.get("scale", "")):
         parts.append('<p class="warning">A trial run, cut down to seconds: these numbers mean nothing.</p>')
     parts.append(_claims(result.verdicts))
