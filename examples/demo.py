@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import retrieve_digits
 
@@ -26,6 +27,7 @@ from outeffhop.experiments.models import finished, measured, quantized, run_conf
 from outeffhop.experiments.ranking import mean_std
 from outeffhop.experiments.table1 import loss_verdict
 from outeffhop.experiments.training_outliers import curve_of, growth_verdict
+from outeffhop.models import presets
 from outeffhop.report.experiments import write_report
 
 METHODS = ("vanilla", "outeffhop")
@@ -64,7 +66,9 @@ def measure(cell: Cell, settings: Settings) -> Values:
     folder = finished(config, settings, quiet=False)
     print(f"measuring and quantizing OPT with {method}", file=sys.stderr)
     found = {**measured(config, settings, "train"), "w8a8": quantized(config, settings, split="train")}
-    return {**found, "curve": curve_of(folder)}
+    size: Any = presets.config("opt", "tiny", **config.changes)
+    about = f"OPT, {size.num_hidden_layers} layers, {size.hidden_size} wide"
+    return {**found, "curve": curve_of(folder), "about": about, "length": config.samples.length}
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
@@ -101,9 +105,9 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
             loss_verdict("OPT", "perplexity", losses["vanilla"], losses["outeffhop"]),
         ],
         {
-            "model": f"OPT, 4 layers, 128 wide, {some['parameters'] / 1e6:.1f}M parameters; one seed",
+            "model": f"{some['about']}, {some['parameters']:,} parameters; one seed",
             "data": some["data"],
-            "training": f"{some['steps']} steps of {some['batch']} × 128 tokens, lr {some['lr']:g}",
+            "training": f"{some['steps']} steps of {some['batch']} × {some['length']} tokens, lr {some['lr']:g}",
         },
     )
 

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import torch
 
-from outeffhop.outliers.reading import from_json_value, read_json
+from outeffhop.outliers.reading import read_as, read_json
 from outeffhop.outliers.saving import from_plain, to_plain, write_whole
 
 __all__ = ["Cell", "Experiment", "Settings", "Table", "Figure", "Verdict", "Result", "check_data", "run"]
@@ -144,11 +144,7 @@ class Result:
 
     @classmethod
     def load(cls, path: Path) -> Result:
-        try:
-            result: Result = from_json_value(cls, read_json(path))
-        except ValueError as error:
-            raise ValueError(f"{path} is no result of an experiment: {error}") from error
-        return result
+        return read_as(cls, path, "result of an experiment")
 
 
 @dataclass(frozen=True)

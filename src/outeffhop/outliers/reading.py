@@ -13,9 +13,11 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-__all__ = ["read_json", "parse_json", "from_json_value"]
+__all__ = ["read_as", "read_json", "parse_json", "from_json_value"]
+
+Kind = TypeVar("Kind")
 
 _INFINITE = ("nan", "inf", "-inf")  # how to_plain writes them
 _WORDS: dict[Any, str] = {
@@ -27,6 +29,15 @@ _WORDS: dict[Any, str] = {
     list: "a list",
     dict: "a mapping",
 }
+
+
+def read_as(kind: type[Kind], path: str | os.PathLike[str], what: str) -> Kind:
+    """The dataclass a JSON file holds; ``what`` says in errors what the file should have been."""
+    try:
+        found: Kind = from_json_value(kind, read_json(path))
+    except ValueError as error:
+        raise ValueError(f"{path} is no {what}: {error}") from error
+    return found
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

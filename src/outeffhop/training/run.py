@@ -27,7 +27,7 @@ from outeffhop import __version__
 from outeffhop.data import Prepared, prepare
 from outeffhop.models import convert, model_summary, presets
 from outeffhop.models.loading import load_checkpoint
-from outeffhop.outliers.reading import from_json_value, read_json
+from outeffhop.outliers.reading import read_as
 from outeffhop.training.callbacks import Interrupt, Journal, Patience
 from outeffhop.training.card import CARD, model_card
 from outeffhop.training.config import RunConfig, to_dict
@@ -65,11 +65,7 @@ class Result:
 
     @classmethod
     def load(cls, path: Path) -> Result:
-        try:
-            result: Result = from_json_value(cls, read_json(path))
-        except ValueError as error:
-            raise ValueError(f"{path} is no result of a run: {error}") from error
-        return result
+        return read_as(cls, path, "result of a run")
 
 
 def train(config: RunConfig, *, resume: bool = False, quiet: bool = False) -> Result:
