@@ -25,7 +25,7 @@ from outeffhop.training import DataConfig, RunConfig, RunFolder, TrainConfig, tr
 from outeffhop.training.run import prepare_data
 from outeffhop.training.tasks import resolve
 
-__all__ = ["CHIEF", "DATA", "STEPS", "finished", "measured", "needs", "quantized", "run_config", "steps_of"]
+__all__ = ["CHIEF", "DATA", "SHORT", "finished", "measured", "needs", "quantized", "run_config", "steps_of"]
 
 # what the paper prints of a task, how it is named, and where better lies
 CHIEF = {
@@ -40,9 +40,22 @@ DATA: dict[str, dict[str, str]] = {
     "small": {"bert": "prose", "opt": "prose", "vit": "cifar10", "stanhop": "ett/ETTh1.csv"},
     "paper": {"bert": "prose", "opt": "prose", "vit": "imagenet", "stanhop": "ett/ETTh1.csv"},
 }
-# optimizer steps of the tiny runs, so few that two cores can do all of Table 1. Others are as long as their
-# recipe says
-STEPS = {"bert": 500, "opt": 800, "vit": 500, "stanhop": 400}
+# what differs from the recipe, so that two cores can do all of Table 1 at tiny scale, and one GPU at small scale
+SHORT: dict[str, dict[str, dict[str, Any]]] = {
+    "tiny": {
+        "bert": dict(max_steps=500),
+        "opt": dict(max_steps=800),
+        "vit": dict(max_steps=500),
+        "stanhop": dict(max_steps=400),
+    },
+    "small": {
+        "bert": dict(max_steps=7000, batch_size=128),
+        "opt": dict(max_steps=2400, batch_size=48, warmup_steps=300),
+        "vit": dict(max_steps=6000, batch_size=128),
+        "stanhop": dict(max_steps=1500),
+    },
+    "paper": {},
+}
 _QUICK_STEPS = 4
 _QUICK = {  # one narrow layer
     "bert": dict(num_hidden_layers=1, hidden_size=16, intermediate_size=32, num_attention_heads=2),
@@ -52,6 +65,7 @@ _QUICK = {  # one narrow layer
 }
 _BATCH = 32  # samples, for every measurement of a trained model
 _MEASURED, _WATCHED = 64, 16  # batches of the metric, and of the outliers
+_TOKENS = 128  # a sample of these; of longer ones fewer batches are enough
 
 
 def needs(settings: Settings, models: Sequence[str] = tuple(CHIEF)) -> list[str]:
@@ -62,7 +76,11 @@ def needs(settings: Settings, models: Sequence[str] = tuple(CHIEF)) -> list[str]
 
 def steps_of(model: str, settings: Settings) -> int | None:
     """None is the recipe's own number."""
-    return _QUICK_STEPS if settings.quick else STEPS[model] if settings.scale == "tiny" else None
+    return _QUICK_STEPS if settings.quick else _short(model, settings).get("max_steps")
+
+
+def _short(model: str, settings: Settings) -> dict[str, Any]:
+    return SHORT[settings.scale].get(model, {})
 
 
 def run_config(
@@ -89,9 +107,9 @@ def run_config(
     spec = data or DATA[settings.scale][model]
     if not spec.startswith("builtin:"):
         spec = str((settings.data or Path()) / spec)
-    options: dict[str, Any] = {"max_steps": steps_of(model, settings), **(train or {})}
+    options: dict[str, Any] = {**_short(model, settings), "max_steps": steps_of(model, settings), **(train or {})}
     recipe = resolve(RunConfig(model=model, preset=settings.scale, data=spec))  # type: ignore[arg-type]
-    options = {**_looks(model, options["max_steps"] or recipe.train.max_steps or 1), **options}
+    options = {**_looks(model, options["max_steps"] or recipe.train.max_steps or 1, settings), **options}
     fields, cut = {**(changes or {})}, {**(samples or {})}
     if settings.scale == "tiny":
         options["patience"] = 0  # too short to lose it
@@ -122,10 +140,12 @@ def run_config(
     return dataclasses.replace(config, out=str(settings.out / group / "runs" / "-".join(parts)))
 
 
-def _looks(model: str, steps: int) -> dict[str, Any]:
+def _looks(model: str, steps: int, settings: Settings) -> dict[str, Any]:
     """Twenty points for a curve, however long the run, and checkpoints to go on from after a kill."""
     often = max(steps // 20, 1)
-    looks = dict(eval_steps=often, outlier_steps=often, log_steps=max(often // 5, 1), save_steps=2 * often, keep=1)
+    # a GPU is done with a small run before ten checkpoints of it would be written
+    save = (10 if settings.scale == "small" else 2) * often
+    looks = dict(eval_steps=often, outlier_steps=often, log_steps=max(often // 5, 1), save_steps=save, keep=1)
     # perplexity needs few of many texts; pictures and windows are few
     return {**looks, "eval_batches": 16} if model in ("bert", "opt") else looks
 
@@ -143,7 +163,7 @@ def finished(config: RunConfig, settings: Settings, quiet: bool = True) -> RunFo
 def measured(config: RunConfig, settings: Settings, split: str = "validation") -> Values:
     """A finished run's model: outliers as the paper measures them, its metrics, its size."""
     model, prepared = _opened(config, settings)
-    given = _some(prepared, split, 1 if settings.quick else _MEASURED)
+    given = _some(prepared, split, _enough(config, settings))
     watched = _some(prepared, split, 1 if settings.quick else _WATCHED)
     report = measure(model, watched, attention=False)
     return {
@@ -172,7 +192,7 @@ def quantized(
     of_opt = config.model == "opt"
     scheme = Scheme.parse(bits).with_range("percentile" if of_opt else None)
     count = 1 if settings.quick else 4 if of_opt else 16
-    given = _some(prepared, split, 1 if settings.quick else _MEASURED)
+    given = _some(prepared, split, _enough(config, settings))
     report = evaluate(
         model,
         lambda seed: _drawn(prepared, count, seed),
@@ -192,6 +212,11 @@ def _plain(spec: str, settings: Settings) -> str:
 def _opened(config: RunConfig, settings: Settings) -> tuple[Any, Prepared]:
     model: Any = load_checkpoint(RunFolder(config.out).model)
     return model.to(settings.device), prepare_data(config)
+
+
+def _enough(config: RunConfig, settings: Settings) -> int:
+    """Batches of the metric."""
+    return 1 if settings.quick else _MEASURED * _TOKENS // max(config.samples.length or _TOKENS, _TOKENS)
 
 
 def _some(prepared: Prepared, split: str, limit: int) -> list[dict[str, Tensor]]:

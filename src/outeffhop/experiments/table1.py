@@ -54,7 +54,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
 
 
 def conditions(grouped: Found, settings: Settings) -> Values:
-    said = {"seeds": settings.seeds, "precision": "bf16" if settings.device.startswith("cuda") else "fp32"}
+    said = {"seeds": _seeds(grouped), "precision": "bf16" if settings.device.startswith("cuda") else "fp32"}
     for model in paper.NAMES:
         runs = [value for (m, _), values in grouped.items() if m == model for value in values]
         if runs:
@@ -63,6 +63,16 @@ def conditions(grouped: Found, settings: Settings) -> Values:
             said[paper.NAMES[model]] = "{data}: {s} steps of {batch}, lr {lr:g}".format(s=steps, **runs[0])
     said["W8A8"] = "weights and activations per tensor, static; three calibration draws for every trained model"
     return said
+
+
+def _seeds(grouped: Found) -> str:
+    """What most have, and which have more."""
+    counts = [len(values) for values in grouped.values()]
+    if not counts:
+        return "none"
+    usual = min(counts)
+    more = [f"{paper.NAMES[m]} {method} {len(v)}" for (m, method), v in grouped.items() if len(v) > usual]
+    return "; ".join([f"{usual}", *([", ".join(more)] if more else [])])
 
 
 def _unit(model: str) -> int:
