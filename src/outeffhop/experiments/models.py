@@ -49,10 +49,10 @@ SHORT: dict[str, dict[str, dict[str, Any]]] = {
         "stanhop": dict(max_steps=400),
     },
     "small": {
-        "bert": dict(max_steps=7000, batch_size=128),
-        "opt": dict(max_steps=2400, batch_size=48, warmup_steps=300),
-        "vit": dict(max_steps=6000, batch_size=128),
-        "stanhop": dict(max_steps=1500),
+        "bert": dict(max_steps=4000, batch_size=128, warmup_steps=600),
+        "opt": dict(max_steps=2400, batch_size=32, warmup_steps=300),
+        "vit": dict(max_steps=2400, batch_size=128, warmup_steps=240),
+        "stanhop": dict(max_steps=455),
     },
     "paper": {},
 }
@@ -109,7 +109,7 @@ def run_config(
         spec = str((settings.data or Path()) / spec)
     options: dict[str, Any] = {**_short(model, settings), "max_steps": steps_of(model, settings), **(train or {})}
     recipe = resolve(RunConfig(model=model, preset=settings.scale, data=spec))  # type: ignore[arg-type]
-    options = {**_looks(model, options["max_steps"] or recipe.train.max_steps or 1, settings), **options}
+    options = {**_looks(options["max_steps"] or recipe.train.max_steps or 1, settings), **options}
     fields, cut = {**(changes or {})}, {**(samples or {})}
     if settings.scale == "tiny":
         options["patience"] = 0  # too short to lose it
@@ -140,14 +140,13 @@ def run_config(
     return dataclasses.replace(config, out=str(settings.out / group / "runs" / "-".join(parts)))
 
 
-def _looks(model: str, steps: int, settings: Settings) -> dict[str, Any]:
+def _looks(steps: int, settings: Settings) -> dict[str, Any]:
     """Twenty points for a curve, however long the run, and checkpoints to go on from after a kill."""
     often = max(steps // 20, 1)
     # a GPU is done with a small run before ten checkpoints of it would be written
     save = (10 if settings.scale == "small" else 2) * often
     looks = dict(eval_steps=often, outlier_steps=often, log_steps=max(often // 5, 1), save_steps=save, keep=1)
-    # perplexity needs few of many texts; pictures and windows are few
-    return {**looks, "eval_batches": 16} if model in ("bert", "opt") else looks
+    return {**looks, "eval_batches": 16}  # enough for a curve; what is reported is measured at the end
 
 
 def finished(config: RunConfig, settings: Settings, quiet: bool = True) -> RunFolder:

@@ -34,14 +34,13 @@ WINDOWS = (
     ("WTH", 720, 720, 24, 1e-5),
 )
 _TINY = (("synthetic", 48, 24, 6, 1e-3), ("synthetic", 48, 48, 6, 1e-3))
-_SMALL_STEPS = 1500
 
 Numbers = Mapping[tuple[str, int, str], Mapping[str, float]]  # (data, horizon, method) → field → mean over seeds
 
 
 def cells(settings: Settings) -> list[Cell]:
     windows = _TINY if settings.scale == "tiny" else WINDOWS
-    steps = _SMALL_STEPS if settings.scale == "small" and not settings.quick else steps_of("stanhop", settings)
+    steps = steps_of("stanhop", settings)
     return [
         Cell(
             f"{data}-{out_len}-{method}-{seed}",
