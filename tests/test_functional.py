@@ -135,6 +135,15 @@ def test_sparsemax_is_the_projection_on_the_simplex():
     torch.testing.assert_close(entmax(x, 1.5), entmax(x, torch.tensor(1.5, dtype=torch.float64)))
 
 
+@pytest.mark.parametrize("alpha", [1.05, 1.3, 1.9])
+@pytest.mark.parametrize("size", [3, 64, 5000])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 100.0])
+def test_float32_is_as_near_as_its_rounding(alpha, size, spread):
+    x = spread * torch.randn(16, size, generator=torch.Generator().manual_seed(size))
+    truth = entmax(x.double(), alpha)
+    assert (entmax(x, alpha).double() - truth).abs().max() < 5e-6 * max(1.0, spread)
+
+
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
 @pytest.mark.parametrize("name", NORMALIZERS)
 def test_no_entries(name, shape):

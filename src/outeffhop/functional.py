@@ -116,14 +116,15 @@ def entmax(x: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
     reach = 2.0 / (alpha.detach().to(x.dtype) - 1.0) if isinstance(alpha, Tensor) else 2.0 / (alpha - 1.0)
     lost = ~torch.isfinite(top)  # NaN or +inf in a row: NaN for that row, where the package would index out of bounds
     x = torch.where(lost, 0, torch.where(absent, -reach, x - top))
+    halvings = 50 if x.dtype == torch.float64 else 32  # of an interval of at most 1: past these float32 sees no change
     if isinstance(alpha, Tensor):
-        p = _entmax_bisect(x, alpha.to(x.dtype), dim=dim)
+        p = _entmax_bisect(x, alpha.to(x.dtype), dim=dim, n_iter=halvings)
     elif alpha == 2.0:
         p = _sparsemax(x, dim=dim)
     elif alpha == 1.5:
         p = _entmax15(x, dim=dim)
     else:
-        p = _entmax_bisect(x, alpha, dim=dim)
+        p = _entmax_bisect(x, alpha, dim=dim, n_iter=halvings)
     return p.masked_fill(absent, 0).masked_fill(lost, torch.nan).to(out_dtype)
 
 

@@ -1,6 +1,8 @@
 """The command line as a user meets it: output, JSON, errors, exit codes."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -9,6 +11,12 @@ from outeffhop.attention import BACKENDS
 from outeffhop.cli.main import main
 from outeffhop.methods import methods
 from outeffhop.models import presets
+
+
+def test_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "outeffhop", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert __version__ in done.stdout
 
 
 def test_doctor(capsys):

@@ -171,6 +171,17 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
     assert Result.load(tmp_path / "result.json").to_json() == result.to_json()
 
 
+def test_a_table_holds_text_and_numbers():
+    with pytest.raises(ValueError, match=r"table 't' has an entry that is neither text nor a number: \[1\]"):
+        Table("t", ["a", "b"], [["x", 1.5], [[1], None]], {"b": "low"}, "a")
+
+
+def test_a_field_that_does_not_belong_is_named_on_one_line(tmp_path):
+    (tmp_path / "result.json").write_text('{"name": "n", "of": "o", "about": "a", "\\n": null}')
+    with pytest.raises(ValueError, match="fields that are missing or unknown: '.n'$"):
+        Result.load(tmp_path / "result.json")
+
+
 def test_every_name_has_its_experiment():
     for name in NAMES:
         experiment = find(name)

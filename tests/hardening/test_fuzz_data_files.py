@@ -3,6 +3,7 @@
 import gzip
 import io
 import lzma
+import os
 import struct
 
 import numpy as np
@@ -207,4 +208,5 @@ def test_a_spec_of_any_text(tmp_path_factory, spec, task):
     arguments = ["data", spec] + ([] if task is None else ["--task", task])
     code, _, err = command(*arguments)
     if code and not spec.startswith("-"):
-        one_line(err, repr(spec)[1:-1], spec.partition(":")[0] or "empty", "task")
+        # a home is named as the folder it is
+        one_line(err, repr(spec)[1:-1], spec.partition(":")[0] or "empty", os.path.expanduser(spec), "task")

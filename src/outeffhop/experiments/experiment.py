@@ -96,6 +96,9 @@ class Table:
             raise ValueError(f"table {self.title!r} has no column {sorted(unknown)[0]!r}")
         if any(len(row) != len(self.columns) for row in self.rows):
             raise ValueError(f"table {self.title!r} has a row of other than {len(self.columns)} entries")
+        odd = [entry for row in self.rows for entry in row if not isinstance(entry, str | int | float | None)]
+        if odd:
+            raise ValueError(f"table {self.title!r} has an entry that is neither text nor a number: {odd[0]!r}"[:200])
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ def _dataclass(kind: Any, value: Any, at: str) -> Any:
     required = {f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING}
     wrong = sorted((required - value.keys()) | (value.keys() - hints.keys()))
     if wrong:
-        raise ValueError(f"fields that are missing or unknown{f' in {at}' if at else ''}: {', '.join(wrong)[:200]}")
+        names = ", ".join(name if name.isidentifier() else repr(name) for name in wrong)
+        raise ValueError(f"fields that are missing or unknown{f' in {at}' if at else ''}: {names[:200]}")
     return kind(**{k: from_json_value(hints[k], v, f"{at}.{k}" if at else k) for k, v in value.items()})
 
 

@@ -1,0 +1,7 @@
+"""``python -m outeffhop``: the command line where the script is not on the path."""
+
+import sys
+
+from outeffhop.cli.main import main
+
+sys.exit(main())
