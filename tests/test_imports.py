@@ -22,6 +22,7 @@ LAYERS = [
     ["experiments"],
     ["report"],
     ["cli"],
+    ["__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

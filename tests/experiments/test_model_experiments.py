@@ -333,6 +333,13 @@ def test_loss_verdict(old, new, said):
     assert loss_verdict("OPT", "perplexity", old, new).verdict == said
 
 
+def test_a_loss_within_the_chance_of_counting_is_none():
+    for chance, said in ((0.9, "confirmed"), (1.1, "not seen")):
+        assert loss_verdict("ViT", "top-1 accuracy", [2.0, 2.01], [1.0, 1.01], chance).verdict == said
+        assert loss_verdict("ViT", "top-1 accuracy", [1.0], [2.0], 1.1).verdict == "not seen"
+    assert loss_verdict("ViT", "top-1 accuracy", [1.0], [2.0], 0.9).verdict == "contradicted"
+
+
 @pytest.mark.parametrize(
     ("new", "said"), [([9, 2, 2], "confirmed"), ([1, 4, 4], "contradicted"), ([9, 3, 3.1], "not seen")]
 )

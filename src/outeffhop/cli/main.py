@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from outeffhop import __version__
 from outeffhop.cli.console import print_error
 
 __all__ = ["main"]
@@ -311,6 +312,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[:1] in (["-h"], ["--help"]):
         print(_overview())
         return 0
+    if given == ["--version"]:
+        print(f"outeffhop {__version__}")
+        return 0
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
@@ -372,7 +376,7 @@ def _overview() -> str:
     lines = [f"  {name:10}{(f.__doc__ or '').splitlines()[0]}" for name, f in _COMMANDS.items()]
     return "\n".join(
         [
-            "usage: outeffhop COMMAND [--help]",
+            "usage: outeffhop COMMAND [--help] | outeffhop --version",
             "",
             "Transformers free of activation outliers. Example: outeffhop doctor",
             "",

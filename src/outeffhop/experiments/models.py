@@ -65,6 +65,7 @@ _QUICK = {  # one narrow layer
 }
 _BATCH = 32  # samples, for every measurement of a trained model
 _MEASURED, _WATCHED = 64, 16  # batches of the metric, and of the outliers
+_PICTURES = 320  # an accuracy is a count: it needs more of them than a mean of numbers
 _TOKENS = 128  # a sample of these; of longer ones fewer batches are enough
 
 
@@ -170,6 +171,7 @@ def measured(config: RunConfig, settings: Settings, split: str = "validation") -
         "inf_norm": report.max_inf_norm,
         "max_abs": report.max_abs,
         "metrics": metric_for(prepared.task)(model, given),
+        "samples": sum(len(next(iter(batch.values()))) for batch in given),
         "parameters": model_summary(model).parameters,
         "steps": json.loads((RunFolder(config.out).path / "result.json").read_text())["steps"],
         "max_steps": config.train.max_steps,
@@ -215,6 +217,8 @@ def _opened(config: RunConfig, settings: Settings) -> tuple[Any, Prepared]:
 
 def _enough(config: RunConfig, settings: Settings) -> int:
     """Batches of the metric."""
+    if config.model == "vit" and not settings.quick:
+        return _PICTURES
     return 1 if settings.quick else _MEASURED * _TOKENS // max(config.samples.length or _TOKENS, _TOKENS)
 
 

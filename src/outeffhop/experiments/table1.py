@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import sqrt
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -16,6 +18,9 @@ from outeffhop.models import presets
 __all__ = ["EXPERIMENT", "cut_verdict", "loss_verdict"]
 
 Found = dict[tuple[str, str], list[Values]]  # (model, method) → a value of each seed
+
+
+_SPLIT = {"vit": "test"}  # where there are most pictures; no choice was made by either
 
 
 def cells(settings: Settings) -> list[Cell]:
@@ -34,7 +39,8 @@ def cells(settings: Settings) -> list[Cell]:
 def measure(cell: Cell, settings: Settings) -> Values:
     config = run_config(settings, cell.values["model"], cell.values["method"], cell.values["seed"])
     finished(config, settings)
-    return {**measured(config, settings), "w8a8": quantized(config, settings)}
+    split = _SPLIT.get(cell.values["model"], "validation")
+    return {**measured(config, settings, split), "w8a8": quantized(config, settings, split=split)}
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
@@ -173,9 +179,21 @@ def verdicts(grouped: Found) -> list[Verdict]:
         ),
     ]
     for model in paper.NAMES:
-        pair = [_losses(model, grouped.get((model, m), [])) for m in ("vanilla", "outeffhop")]
-        found.append(loss_verdict(paper.NAMES[model], CHIEF[model][1], *pair))
+        runs = [grouped.get((model, m), []) for m in ("vanilla", "outeffhop")]
+        old, new = (_losses(model, values) for values in runs)
+        alone = all(len(values) == 1 for values in runs)
+        verdict = loss_verdict(paper.NAMES[model], CHIEF[model][1], old, new, _chance(model, *runs) if alone else 0.0)
+        if alone:
+            verdict = replace(verdict, numbers=f"{verdict.numbers}, over calibration draws of one trained model each")
+        found.append(verdict)
     return found
+
+
+def _chance(model: str, old: list[Values], new: list[Values]) -> float:
+    """What two counts of right answers differ by for the choice of pictures alone; the draws do not show it."""
+    if CHIEF[model][0] != "accuracy":
+        return 0.0
+    return 100 * sqrt(sum(p * (1 - p) / v["samples"] for v in (*old, *new) for p in [v["metrics"]["accuracy"]]))
 
 
 def cut_verdict(what: str, cuts: list[float], claimed: float, printed: float, whole: bool = True) -> Verdict:
@@ -189,8 +207,8 @@ def cut_verdict(what: str, cuts: list[float], claimed: float, printed: float, wh
     return Verdict(claim, "confirmed" if got >= claimed else "not seen" if got > 0 else "contradicted", numbers)
 
 
-def loss_verdict(name: str, metric: str, old: list[float], new: list[float]) -> Verdict:
-    """A difference within what seeds, or calibration draws, make by themselves is none."""
+def loss_verdict(name: str, metric: str, old: list[float], new: list[float], chance: float = 0.0) -> Verdict:
+    """A difference within what seeds, or calibration draws, make by themselves is none; nor is one within chance."""
     claim = f"{name}: OutEffHop loses less {metric} in W8A8 than vanilla"
     if metric != "top-1 accuracy":
         claim = f"{name}: {metric} rises less in W8A8 with OutEffHop than with vanilla"
@@ -198,8 +216,8 @@ def loss_verdict(name: str, metric: str, old: list[float], new: list[float]) -> 
         return Verdict(claim, "not measured", "")
     numbers = f"{mean_std(new, 3)} against {mean_std(old, 3)}"
     gain = surplus(old, new)
-    kind: Any = "confirmed" if gain > 0 else "contradicted" if gain < 0 else "not seen"
-    return Verdict(claim, kind, numbers)
+    kind: Any = "confirmed" if gain > chance else "contradicted" if gain < -chance else "not seen"
+    return Verdict(claim, kind, f"{numbers}; {chance:.2g} would be chance" if chance else numbers)
 
 
 EXPERIMENT = Experiment(
