@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from difflib import get_close_matches
+from os.path import expanduser
 from pathlib import Path
 
 from outeffhop.data.files import bare_name, files_under, suffix
@@ -37,7 +38,7 @@ class Spec:
 
     @property
     def path(self) -> Path:
-        return Path(self.name).expanduser()
+        return Path(expanduser(self.name))  # leaves an unknown home as it is, to be named
 
 
 def parse(spec: str) -> Spec:
@@ -56,7 +57,7 @@ def parse(spec: str) -> Spec:
         near = get_close_matches(spec, [f"builtin:{name}" for name in BUILTIN], n=1)
         siblings = [p.name for p in found.path.parent.iterdir()] if found.path.parent.is_dir() else []
         near = near or [str(found.path.parent / n) for n in get_close_matches(found.path.name, siblings, n=1)]
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(
             f"data spec {spec!r}: there is no such path{hint} Give builtin:{'|'.join(BUILTIN)}, "
             "an existing path, or hub:NAME[/CONFIG]"

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class Store:
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         chosen = folder if folder is not None else os.environ.get("OUTEFFHOP_CACHE") or "~/.cache/outeffhop"
-        self.folder = Path(chosen).expanduser()
+        self.folder = Path(expanduser(chosen))
 
     def get(
         self, kind: str, key: dict[str, Any], build: Callable[[Path], dict[str, Any]]

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from itertools import islice
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     """
     from outeffhop.models.foreign import refuse_code
 
-    path = Path(folder).expanduser()
+    path = Path(expanduser(folder))
     names = {p.name for p in path.iterdir()} if path.is_dir() else set()
     if names & {"tokenizer.json", "tokenizer_config.json"}:
         refuse_code(path / "tokenizer_config.json", remedy=": give a folder with a plain tokenizer.json")

@@ -110,6 +110,9 @@ def _draw_methods(curves: dict[tuple[str, str], Values], models: list[str], fold
         axis.set_title(f"{paper.NAMES[model]}, {pair[0]}", fontsize=9)
         if axis.lines:
             axis.legend(fontsize=7, frameon=False)
+        else:
+            axis.set_axis_off()
+            axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes)
     _label(figure, "max inf norm")
     drawing.save(figure, folder, "methods")
 

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import shutil
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ def _many(count: int, one: str, more: str | None = None) -> str:
 def _source(spec: str) -> str:
     """The data by name: a path's last part alone."""
     known = spec.startswith(("builtin:", "hub:"))
-    return _plain(spec if known else Path(spec).expanduser().resolve().name)
+    return _plain(spec if known else Path(expanduser(spec)).resolve().name)
 
 
 def _plain(text: str) -> str:
