@@ -24,8 +24,34 @@ numbers stand in columns named after it. The best number of a column is bold, th
 one file with all figures: `results/SCALE/report.html`; every number of it: `results/SCALE/NAME/result.json`.
 """
 SCALES = {
-    "small": "# At small scale",
-    "tiny": "# At tiny scale\n\nOn two CPU cores, with data that comes with the install.",
+    "small": """# At small scale
+
+Runs on one GPU, side by side, by `tools/small_results.sh`; what needs no GPU on CPU cores, as its section says.""",
+    "tiny": """# At tiny scale
+
+On two CPU cores, with data that comes with the install.""",
+}
+# what the numbers alone do not say
+REMARKS = {
+    ("small", "table1"): """
+Why so little is seen: each of these models was trained for a few minutes on a shared GPU. In OPT the paper's effect is
+plain. BERT left the plateau of unigram frequencies after a quarter of its steps; neither it nor ViT has outliers yet
+that could be removed. Clipped BERT began without attention, and ended on that plateau: at 128 tokens and γ = −0.025,
+the paper's, a weight below 3.1/128 becomes 0. In a new model of this size all weights are near 1/128, so every head
+gives 0, and queries, keys and values get no gradient (`tests/models/test_presets.py`). OPT's first rows have few keys
+to share the weight, which spares it this.
+""",
+}
+# what the numbers alone do not say
+REMARKS = {
+    ("small", "table1"): """
+Why so little is seen: each of these models was trained for four to seven minutes on a shared GPU. OPT has learned
+enough for heads to have nothing to do, and there the paper's effect is plain. BERT left the plateau of unigram
+frequencies a quarter of the way through, and neither BERT nor ViT has outliers yet that could be removed. Clipped BERT
+has learned without attention: at 128 tokens and γ = −0.025, the paper's, a weight below 3.1/128 becomes 0. In a new
+model of this size all weights are near 1/128, so every head gives 0, and queries, keys and values get no gradient
+(`tests/models/test_presets.py`); OPT is spared by its first rows, which have few keys to share the weight.
+""",
 }
 
 
@@ -39,7 +65,9 @@ def page() -> tuple[str, dict[Path, Path]]:
         for folder in folders:
             result = Result.load(folder / "result.json")
             pictures = f"pictures/results/{scale}/{folder.name}"
-            parts.append(markdown_of(result, pictures).replace("\n### ", "\n#### ").replace("## ", "### ", 1))
+            section = markdown_of(result, pictures).replace("\n### ", "\n#### ").replace("## ", "### ", 1)
+            before, heading, after = section.partition("\n#### ")  # tables and figures come after the verdicts
+            parts.append(before + REMARKS.get((scale, folder.name), "") + heading + after)
             copies |= {DOCS / pictures / f"{f.name}.png": folder / f"{f.name}.png" for f in result.figures}
     return "\n".join(parts), copies
 

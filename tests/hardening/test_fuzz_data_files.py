@@ -197,7 +197,9 @@ def test_text_of_any_bytes(tmp_path_factory, content, packed, whole):
         assert found.encode() == content
 
 
-ANY_NAME = st.text(max_size=12) | st.sampled_from(["builtin:", "hub:", "hub:///", "\0", "~nobody/x", "~no such home", "/dev/null", "."])
+ANY_NAME = st.text(max_size=12) | st.sampled_from(
+    ["builtin:", "hub:", "hub:///", "\0", "~nobody/x", "~no such home", "/dev/null", "."]
+)
 
 
 @cases(20)

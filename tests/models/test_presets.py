@@ -101,3 +101,17 @@ def test_methods_take_the_papers_parameters():
 def test_errors(arguments, words):
     with pytest.raises(ValueError, match=words):
         presets.build(*arguments)
+
+
+@pytest.mark.parametrize(("method", "dead"), [("vanilla", False), ("clipped", True), ("clipped-outeffhop", True)])
+def test_clipping_may_leave_a_new_model_without_attention(method, dead):
+    """With the paper's γ weights below 3.1/128 become 0, and of 128 tokens none has more before training."""
+    torch.manual_seed(0)
+    net = presets.build("bert", "small", method).eval()
+    ids = torch.randint(5, net.config.vocab_size, (2, 128))
+    out = net(input_ids=ids, labels=ids, output_attentions=True)
+    out.loss.backward()
+    assert all(bool((weights == 0).all()) == dead for weights in out.attentions)
+    learned = [p for name, p in net.named_parameters() if name.endswith(("query.weight", "key.weight", "value.weight"))]
+    assert len(learned) == 3 * net.config.num_hidden_layers
+    assert all(bool((p.grad == 0).all()) == dead for p in learned)
