@@ -93,13 +93,12 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
             "or vocab.json and merges.txt must be in it"
         )
     try:
+        _check_ids(_raw(path))
         found = read(path)
+        _check_ids(found.get_vocab())
     except Exception as error:  # tokenizers raises Exception itself, transformers whatever a damaged file leads to
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"tokenizer={str(path)!r} cannot be read: {said}") from error
-    ids = found.get_vocab().values()
-    if len(set(ids)) < len(ids):
-        raise ValueError(f"tokenizer={str(path)!r} gives two of its {len(ids)} tokens one id: is it damaged?")
     if not 0 < ids_of(found) <= 2 * len(found):
         raise ValueError(
             f"tokenizer={str(path)!r} has {len(found)} tokens, but ids up to {ids_of(found) - 1}: is it damaged?"
@@ -120,6 +119,18 @@ def _saved(folder: Path) -> PreTrainedTokenizerFast:
     if not getattr(found, "is_fast", False):
         raise ValueError("it has no fast form: save it with a tokenizer.json")
     return found  # type: ignore[no-any-return]
+
+
+def _check_ids(tokens: dict[str, int]) -> None:
+    if len(set(tokens.values())) < len(tokens):
+        raise ValueError(f"two of its {len(tokens)} tokens have one id; is it damaged?")
+
+
+def _raw(folder: Path) -> dict[str, int]:
+    """Tokens as they stand in the file: older versions of transformers drop one of two that share an id."""
+    file = folder / "tokenizer.json"
+    found: dict[str, int] = Tokenizer.from_file(str(file)).get_vocab() if file.is_file() else {}
+    return found
 
 
 def _wrap(tokenizer: Tokenizer, **special: str) -> PreTrainedTokenizerFast:
