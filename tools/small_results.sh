@@ -27,7 +27,7 @@ reproduce() { # LOG WORKERS EXPERIMENT SEEDS CELLS...
 
 reproduce cost 1 cost 1 '*' # alone: it measures time
 # tokenised once, or each process would do it for itself
-OMP_NUM_THREADS=$(nproc) "$python" -m outeffhop train --model opt --preset small --data "$data/prose" \
+OMP_NUM_THREADS=$(nproc --all) "$python" -m outeffhop train --model opt --preset small --data "$data/prose" \
     --out "$logs/none" --dry-run > "$logs/tokens.log" 2>&1
 if command -v nvidia-cuda-mps-control > /dev/null; then
     export CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$(mktemp -d)
