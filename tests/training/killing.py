@@ -67,7 +67,8 @@ def _halfway(remove, count):
 def _watched(create, count):
     def created(trainer, *args, **kwargs):
         schedule = create(trainer, *args, **kwargs)
-        schedule.step = nth(count, schedule.step)
+        kind = type(schedule)  # an attribute of the schedule itself would be saved with it
+        kind.step = nth(count, kind.step)
         return schedule
 
     return created
