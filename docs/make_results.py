@@ -26,7 +26,8 @@ one file with all figures: `results/SCALE/report.html`; every number of it: `res
 SCALES = {
     "small": """# At small scale
 
-Runs on one GPU, side by side, by `tools/small_results.sh`; what needs no GPU on CPU cores, as its section says.""",
+Runs on one GPU, side by side, much as `tools/small_results.sh` starts them; what needs no GPU on CPU cores, as its
+section says.""",
     "tiny": """# At tiny scale
 
 On two CPU cores, with data that comes with the install.""",
@@ -40,17 +41,6 @@ that could be removed. Clipped BERT began without attention, and ended on that p
 the paper's, a weight below 3.1/128 becomes 0. In a new model of this size all weights are near 1/128, so every head
 gives 0, and queries, keys and values get no gradient (`tests/models/test_presets.py`). OPT's first rows have few keys
 to share the weight, which spares it this.
-""",
-}
-# what the numbers alone do not say
-REMARKS = {
-    ("small", "table1"): """
-Why so little is seen: each of these models was trained for four to seven minutes on a shared GPU. OPT has learned
-enough for heads to have nothing to do, and there the paper's effect is plain. BERT left the plateau of unigram
-frequencies a quarter of the way through, and neither BERT nor ViT has outliers yet that could be removed. Clipped BERT
-has learned without attention: at 128 tokens and γ = −0.025, the paper's, a weight below 3.1/128 becomes 0. In a new
-model of this size all weights are near 1/128, so every head gives 0, and queries, keys and values get no gradient
-(`tests/models/test_presets.py`); OPT is spared by its first rows, which have few keys to share the weight.
 """,
 }
 

@@ -217,9 +217,11 @@ def _opened(config: RunConfig, settings: Settings) -> tuple[Any, Prepared]:
 
 def _enough(config: RunConfig, settings: Settings) -> int:
     """Batches of the metric."""
-    if config.model == "vit" and not settings.quick:
+    if settings.quick:
+        return 1
+    if config.model == "vit":
         return _PICTURES
-    return 1 if settings.quick else _MEASURED * _TOKENS // max(config.samples.length or _TOKENS, _TOKENS)
+    return _MEASURED * _TOKENS // max(config.samples.length or _TOKENS, _TOKENS)
 
 
 def _some(prepared: Prepared, split: str, limit: int) -> list[dict[str, Tensor]]:

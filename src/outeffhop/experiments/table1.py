@@ -19,8 +19,7 @@ __all__ = ["EXPERIMENT", "cut_verdict", "loss_verdict"]
 
 Found = dict[tuple[str, str], list[Values]]  # (model, method) → a value of each seed
 
-
-_SPLIT = {"vit": "test"}  # where there are most pictures; no choice was made by either
+_SPLIT = {"vit": "test"}  # where there are most pictures; nothing was chosen by either
 
 
 def cells(settings: Settings) -> list[Cell]:
