@@ -141,7 +141,7 @@ def test_sparsemax_is_the_projection_on_the_simplex():
 def test_float32_is_as_near_as_its_rounding(alpha, size, spread):
     x = spread * torch.randn(16, size, generator=torch.Generator().manual_seed(size))
     truth = entmax(x.double(), alpha)
-    assert (entmax(x, alpha).double() - truth).abs().max() < 5e-6 * max(1.0, spread)
+    assert (entmax(x, alpha).double() - truth).abs().max() < 4e-7  # with 20 halvings up to 2e-6
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])

@@ -8,8 +8,8 @@
 # It can be killed and started again: finished cells are not run again.
 #
 # Small models start kernels faster than the GPU is filled by them; several processes fill it. With NVIDIA's MPS
-# their kernels run at the same time. The large models are kept from a part of the GPU: the kernels of STanHop-Net
-# are tiny and thousands a step, and each would wait for one of theirs to end.
+# their kernels run at the same time. The large models are kept from a part of the GPU, so that the kernels of
+# STanHop-Net, tiny and a thousand a step, need not wait for theirs. (What that gains has not been measured.)
 set -euo pipefail
 data=$(realpath "$1") out=$2 logs=$2/logs
 options=("${@:3}")

@@ -334,10 +334,9 @@ def test_loss_verdict(old, new, said):
 
 
 def test_a_loss_within_the_chance_of_counting_is_none():
-    for chance, said in ((0.9, "confirmed"), (1.1, "not seen")):
-        assert loss_verdict("ViT", "top-1 accuracy", [2.0, 2.01], [1.0, 1.01], chance).verdict == said
-        assert loss_verdict("ViT", "top-1 accuracy", [1.0], [2.0], 1.1).verdict == "not seen"
-    assert loss_verdict("ViT", "top-1 accuracy", [1.0], [2.0], 0.9).verdict == "contradicted"
+    for chance, better, worse in ((0.9, "confirmed", "contradicted"), (1.1, "not seen", "not seen")):
+        assert loss_verdict("ViT", "top-1 accuracy", [2.0, 2.01], [1.0, 1.01], chance).verdict == better
+        assert loss_verdict("ViT", "top-1 accuracy", [1.0], [2.0], chance).verdict == worse
 
 
 @pytest.mark.parametrize(
@@ -389,7 +388,9 @@ def test_every_small_run_can_be_configured(tmp_path):
         config = shared.run_config(settings, model, "gated-outeffhop", 1)
         assert config.preset == "small"
         assert config.train.seed == 1
-        assert config.train.max_steps >= 400
+        assert {name: getattr(config.train, name) for name in shared.SHORT["small"][model]} == shared.SHORT["small"][
+            model
+        ]
     assert len({c.key for c in find("table2").cells(settings)}) == 3 * 15 * 4
 
 

@@ -101,7 +101,7 @@ def load_bags(
         seed: of what is drawn.
     """
     parsed = parse(os.fspath(spec))
-    if parsed.where == "path" and kind_of_path(parsed.path) == "bags":
+    if parsed.where == "path" and kind_of_path(parsed.path, spec=parsed.text) == "bags":
         if parsed.path.is_dir():
             raise ValueError(f"data spec {parsed.text!r} is a folder: give one of its npz files")
         return _read_npz(parsed.path)

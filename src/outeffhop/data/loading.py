@@ -93,4 +93,4 @@ def kind_of(spec: Spec, wanted: str | None = None) -> str:
     if spec.where == "hub":
         found = hub.load(spec)
         return hub.kind_of_rows(spec, next(iter(found.values())))
-    return kind_of_path(spec.path, wanted)
+    return kind_of_path(spec.path, wanted, spec.text)

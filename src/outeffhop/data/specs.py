@@ -105,8 +105,11 @@ def _npz_names(path: Path) -> list[str]:
         raise ValueError(f"{path} is not an npz file ({error}): write it with numpy.savez") from error
 
 
-def kind_of_path(path: Path, wanted: str | None = None) -> str:
-    """The kind of data under a path: the wanted one if any file is of it, else the one with the most bytes."""
+def kind_of_path(path: Path, wanted: str | None = None, spec: str | None = None) -> str:
+    """The kind of data under a path: the wanted one if any file is of it, else the one with the most bytes.
+
+    ``spec`` is how the path was given, for an error to name.
+    """
     sizes: Counter[str] = Counter()
     for file in files_under(path):
         kind = kind_of_file(file)
@@ -114,7 +117,8 @@ def kind_of_path(path: Path, wanted: str | None = None) -> str:
             sizes[kind] += file.stat().st_size + 1
     if not sizes:
         usable = "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
-        raise ValueError(f"{path} holds no file that can be read as data. Usable are {usable}")
+        given = f"data spec {spec!r}: " if spec not in (None, str(path)) else ""
+        raise ValueError(f"{given}{path} holds no file that can be read as data. Usable are {usable}")
     return wanted if wanted is not None and wanted in sizes else sizes.most_common(1)[0][0]
 
 

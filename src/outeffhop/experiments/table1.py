@@ -71,13 +71,13 @@ def conditions(grouped: Found, settings: Settings) -> Values:
 
 
 def _seeds(grouped: Found) -> str:
-    """What most have, and which have more."""
+    """What each has at least, and which have more."""
     counts = [len(values) for values in grouped.values()]
     if not counts:
         return "none"
     usual = min(counts)
     more = [f"{paper.NAMES[m]} {method} {len(v)}" for (m, method), v in grouped.items() if len(v) > usual]
-    return "; ".join([f"{usual}", *([", ".join(more)] if more else [])])
+    return f"{usual}; {', '.join(more)}" if more else f"{usual}"
 
 
 def _unit(model: str) -> int:

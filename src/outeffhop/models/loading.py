@@ -89,6 +89,9 @@ def _architecture(folder: Path, trust: bool, tensors: int) -> type[PreTrainedMod
         raise ValueError(f"checkpoint {str(folder)!r} has no config.json: it is not a folder save_pretrained wrote")
     content = _read_json(folder / "config.json")
     refuse_code(folder / "config.json", allow_own=trust, remedy=_TRUST)
+    names = content.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{folder / 'config.json'}: architectures={names!r} is no list of names")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
     except Exception as error:  # its fields may be anything
@@ -97,9 +100,6 @@ def _architecture(folder: Path, trust: bool, tensors: int) -> type[PreTrainedMod
         # a layer has tensors: a hundred million layers would be built for hours before that is noticed
         if name.endswith("layers") and isinstance(value, int) and not -1 < value <= tensors:
             raise ValueError(f"{folder / 'config.json'}: {name}={value}, but the weights are {tensors} tensors")
-    names = content.get("architectures") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{folder / 'config.json'}: architectures={names!r} is no list of names")
     if not names:  # as a config saved by itself
         names = [kind.__name__ for kind in _base(config)]
     own = foreign_class(folder, names) if trust else None
