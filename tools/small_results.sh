@@ -7,55 +7,70 @@
 # DATA holds prose/ (text files), cifar10/ (npz), ett/ETTh1.csv; OUT is where results go, such as results/small.
 # It can be killed and started again: finished cells are not run again.
 #
-# Small models start kernels faster than the GPU is filled by them; several processes fill it. With NVIDIA's MPS
-# their kernels run at the same time. The large models are kept from a part of the GPU, so that the kernels of
-# STanHop-Net, tiny and a thousand a step, need not wait for theirs. (What that gains has not been measured.)
+# A queue for each kind of model, each cell a process: small models do not fill the GPU, and BERT and OPT are short of
+# nothing else. With NVIDIA's MPS their kernels run at the same time. BERT and OPT are kept from a part of the GPU, so
+# that STanHop-Net's kernels, tiny and a thousand a step, need not wait for theirs.
 set -euo pipefail
-data=$(realpath "$1") out=$2 logs=$2/logs
-options=("${@:3}")
-[ ${#options[@]} -gt 0 ] || options=(--device cuda)
-mkdir -p "$logs"
-python=${PYTHON:-python}
+data=$(realpath "$1") out=$2
+options=${*:3}
+export data out logs=$out/logs options=${options:---device cuda} python=${PYTHON:-python}
 export OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=2
+mkdir -p "$logs"
 
-reproduce() { # LOG WORKERS EXPERIMENT SEEDS CELLS...
-    local log=$1 workers=$2 experiment=$3 seeds=$4
-    shift 4
-    "$python" -m outeffhop reproduce "$experiment" --scale small --data "$data" --out "$out" "${options[@]}" \
-        --seeds "$seeds" --workers "$workers" --only "$@" >> "$logs/$log.log" 2>&1 || echo "$log failed: $logs/$log.log" >&2
+cell() { # EXPERIMENT SEEDS CELL...
+    local log=$logs/$1-$3.log
+    # shellcheck disable=SC2086
+    "$python" -m outeffhop reproduce "$1" --scale small --data "$data" --out "$out" $options --seeds "$2" \
+        --only "${@:3}" > "${log//\*/all}" 2>&1 || echo "failed: ${log//\*/all}" >&2
+}
+export -f cell
+queue() { # PROCESSES; lines of EXPERIMENT SEEDS CELL
+    xargs -P "$1" -L 1 bash -c 'cell "$@"' _
 }
 
-reproduce cost 1 cost 1 '*' # alone: it measures time
-# tokenised once, or each process would do it for itself
-OMP_NUM_THREADS=$(nproc --all) "$python" -m outeffhop train --model opt --preset small --data "$data/prose" \
-    --out "$logs/none" --dry-run > "$logs/tokens.log" 2>&1
+cell cost 1 '*' # alone: it measures time
 if command -v nvidia-cuda-mps-control > /dev/null; then
     export CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$(mktemp -d)
     nvidia-cuda-mps-control -d
     trap 'echo quit | nvidia-cuda-mps-control' EXIT
 fi
 
-(
-    reproduce stanhop 6 table1 1 'stanhop-*'
-    reproduce table2 8 table2 1 'ETTh1-*'
+methods="outeffhop vanilla gated-outeffhop gated clipped-outeffhop clipped"
+queue "${STANHOP:-5}" < <(
+    printf 'table1 1 stanhop-%s-0\n' $methods
+    # the longest first
+    for layers in gsh outeffhop vanilla sparse; do printf "table2 1 ETTh1-%s-$layers-0\n" 24 48 168 336 720; done
 ) &
-export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=85
-(
-    reproduce vit 3 table1 1 'vit-*'
-    reproduce convergence 3 convergence 1 '*'
+queue "${VIT:-3}" < <(
+    printf 'table1 1 vit-%s-0\n' $methods
+    printf 'convergence 1 %s-0\n' outeffhop sparse vanilla
 ) &
-reproduce bert 3 table1 1 'bert-*' &
 (
-    reproduce opt 3 table1 1 'opt-*'
-    reproduce opt 4 table1 3 'opt-vanilla-*' 'opt-outeffhop-*'
-    reproduce beyond 3 beyond 1 '*'
+    export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=85
+    # tokenised once, or each process would do it for itself
+    "$python" -m outeffhop train --model opt --preset small --data "$data/prose" --out "$logs/none" --dry-run \
+        > "$logs/tokens.log" 2>&1
+    queue "${BERT:-6}" < <(printf 'table1 1 bert-%s-0\n' $methods) &
+    queue "${OPT:-3}" < <(
+        printf 'table1 3 opt-outeffhop-%s\ntable1 3 opt-vanilla-%s\n' 0 0 1 1 2 2
+        printf 'table1 1 opt-%s-0\n' gated-outeffhop gated clipped-outeffhop clipped
+        # the first three are runs of table1
+        printf 'beyond 1 %s-0\n' vanilla outeffhop gated-outeffhop {vanilla,outeffhop}-qk_norm-rms \
+            gated-outeffhop-gate-element-predictor-features{,-qk_norm-rms} gated-outeffhop-predictor-features \
+            outeffhop-sink-learned{,-qk_norm-rms} gated-gate-element-predictor-features-qk_norm-rms \
+            gated-outeffhop-sink-learned-gate-element-predictor-features-qk_norm-rms
+    ) &
+    wait
 ) &
 while [ "$(jobs -r | wc -l)" -gt 0 ]; do
     echo "$(date +%T) $(find "$out" -path '*cells/*.json' | wc -l) cells"
     sleep "${EVERY:-60}"
 done
 wait
-# once more from all cells there are now: what ran first did not know of the rest
-reproduce table1 1 table1 3 'opt-vanilla-0'
-reproduce training-outliers 1 training-outliers 1 '*'
+# once more from all cells there are now: one that ended before others did not know of theirs
+cell table1 3 'opt-vanilla-*'
+cell table2 1 'ETTh1-24-*'
+cell beyond 1 'vanilla-0'
+cell convergence 1 'vanilla-0'
+cell training-outliers 1 '*'
 echo "done: $out/report.html"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from outeffhop.experiments import paper
 from outeffhop.experiments.comparing import surplus
 from outeffhop.experiments.experiment import Cell, Experiment, Result, Settings, Table, Values, Verdict
-from outeffhop.experiments.models import DATA, finished, measured, needs, quantized, run_config, steps_of
+from outeffhop.experiments.models import DATA, finished, measured, needs, precision_of, quantized, run_config, steps_of
 from outeffhop.experiments.ranking import mean_std
 
 __all__ = ["EXPERIMENT", "Candidate", "at_equal_perplexity", "fold_verdict", "lower_verdict"]
@@ -223,7 +223,7 @@ def fold_verdict(bits: str, candidates: Sequence[Candidate]) -> Verdict:
 
 
 def _conditions(grouped: Found, settings: Settings) -> Values:
-    said: Values = {"seeds": settings.seeds, "precision": "bf16" if settings.device.startswith("cuda") else "fp32"}
+    said: Values = {"seeds": settings.seeds, "precision": precision_of("opt", settings)}
     runs = [value for values in grouped.values() for value in values]
     if runs:
         said["OPT"] = "{data}: {steps} steps of {batch}, lr {lr:g}".format(**runs[0])

@@ -11,7 +11,17 @@ from typing import Any
 from outeffhop.experiments import paper
 from outeffhop.experiments.comparing import surplus
 from outeffhop.experiments.experiment import Cell, Experiment, Result, Settings, Table, Values, Verdict
-from outeffhop.experiments.models import CHIEF, DATA, finished, measured, needs, quantized, run_config, steps_of
+from outeffhop.experiments.models import (
+    CHIEF,
+    DATA,
+    finished,
+    measured,
+    needs,
+    precision_of,
+    quantized,
+    run_config,
+    steps_of,
+)
 from outeffhop.experiments.ranking import mean_std
 from outeffhop.models import presets
 
@@ -59,13 +69,14 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
 
 
 def conditions(grouped: Found, settings: Settings) -> Values:
-    said = {"seeds": _seeds(grouped), "precision": "bf16" if settings.device.startswith("cuda") else "fp32"}
+    said = {"seeds": _seeds(grouped)}
     for model in paper.NAMES:
         runs = [value for (m, _), values in grouped.items() if m == model for value in values]
         if runs:
             least, most = min(r["steps"] for r in runs), max(r["steps"] for r in runs)
             steps = f"{least}" if least == most else f"{least} to {most}, as patience lasted,"
-            said[paper.NAMES[model]] = "{data}: {s} steps of {batch}, lr {lr:g}".format(s=steps, **runs[0])
+            numbers = "{data}: {s} steps of {batch}, lr {lr:g}".format(s=steps, **runs[0])
+            said[paper.NAMES[model]] = f"{numbers}, {precision_of(model, settings)}"
     said["W8A8"] = "weights and activations per tensor, static; three calibration draws for every trained model"
     return said
 

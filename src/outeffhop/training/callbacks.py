@@ -122,9 +122,11 @@ class Interrupt(TrainerCallback):
         self._agree(args)
 
     def _agree(self, args: Any) -> None:
+        if args.world_size == 1:  # no tensor: after every step it would wait for the GPU
+            self.ended = self.wanted
+            return
         wanted = torch.tensor(int(self.wanted), device=args.device)
-        if args.world_size > 1:
-            dist.all_reduce(wanted, dist.ReduceOp.MAX)
+        dist.all_reduce(wanted, dist.ReduceOp.MAX)
         self.ended = bool(wanted)
 
 

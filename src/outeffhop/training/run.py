@@ -242,6 +242,7 @@ def _arguments(config: RunConfig, folder: RunFolder) -> TrainingArguments:
         dataloader_num_workers=train.workers,
         dataloader_drop_last=True,
         dataloader_pin_memory=not on_cpu,
+        accelerator_config={"non_blocking": not on_cpu},  # or every batch would wait for the GPU to be done
         remove_unused_columns=False,
         disable_tqdm=True,
         ddp_backend="gloo" if on_cpu and world > 1 else None,

@@ -110,19 +110,22 @@ class RunTrainer(Trainer):
 
     # loss
 
-    def _items(self, batch: dict[str, Tensor]) -> Tensor:
-        """What the loss is a mean over: tokens to predict, pictures, numbers to forecast."""
+    def _items(self, batch: dict[str, Tensor]) -> Tensor | int:
+        """What the loss is a mean over: tokens to predict, pictures, numbers to forecast.
+
+        A tensor only where it must be counted on the device: to move a number there waits for all work in its queue.
+        """
         if self.prepared.task == "forecasting":
-            return torch.tensor(batch["future_values"].numel())
+            return batch["future_values"].numel()
         if self.prepared.task == "classification":
-            return torch.tensor(len(batch["labels"]))
+            return len(batch["labels"])
         labels = batch["labels"][:, 1:] if self.prepared.task == "clm" else batch["labels"]
         return labels.ne(-100).sum()
 
-    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor:
-        counts = [self._items(batch).to(device) for batch in batch_samples]
-        total = torch.stack(counts).sum()
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor | int:
+        total = sum(self._items(batch) for batch in batch_samples)
         if dist.is_initialized() and dist.get_world_size() > 1:
+            total = torch.as_tensor(total, device=device)
             dist.all_reduce(total)
         return total
 
@@ -141,7 +144,7 @@ class RunTrainer(Trainer):
         outputs = model(**given)
         loss = outputs.loss if soft is None else nn.functional.cross_entropy(outputs.logits.float(), soft)
         if num_items_in_batch is not None:
-            loss = loss * (self._items(inputs).to(loss.device) / num_items_in_batch) * self.args.world_size
+            loss = loss * (self._items(inputs) / num_items_in_batch) * self.args.world_size
         self._watch_loss(model, given, loss.detach())
         return (loss, outputs) if return_outputs else loss
 
