@@ -238,6 +238,7 @@ def _arguments(config: RunConfig, folder: RunFolder) -> TrainingArguments:
         else [train.track],  # tensorboard: with its folder, above
         run_name=folder.path.name,
         torch_compile=train.compile,
+        tf32=False,  # or torch_compile turns it on for this process, and what is measured after training is rounded
         gradient_checkpointing=train.gradient_checkpointing,
         dataloader_num_workers=train.workers,
         dataloader_drop_last=True,
