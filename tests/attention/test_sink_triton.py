@@ -7,9 +7,9 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from tests.attention.reference import DEVICES
 
 import outeffhop as oh
+from tests.attention.reference import DEVICES
 
 BY_HAND = """
 import math, torch

@@ -92,8 +92,13 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         (),
         [top_two_verdict(*top_two(means))],
         {"data": ", ".join(dict.fromkeys(d for d, _, _ in seeds)), "split": "test", "seeds": settings.seeds}
-        | {"steps": " or ".join(map(str, sorted(steps))), "precision": precision_of("stanhop", settings)},
+        | {"steps": _range(steps), "precision": precision_of("stanhop", settings)},
     )
+
+
+def _range(steps: set[int]) -> str:
+    least, most = min(steps), max(steps)
+    return f"{least}" if least == most else f"{least} to {most}, as patience lasted"
 
 
 def _table(seeds: Mapping[tuple[str, int, str], list[Values]]) -> Table:
