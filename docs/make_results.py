@@ -45,7 +45,8 @@ Trained for a few minutes on a shared GPU; steps and batches were chosen by the 
 and BERT had been tried for a part of their steps. In OPT the paper's effect is plain, with three seeds. In BERT, which
 left the plateau of unigram frequencies only after 1,400 of its 4,000 steps, outliers have not emerged; longer runs did not
 fit. ViT's norms grow with training: 17 after 2,400 steps, 53 after 8,000, when it knows its 17,920 pictures by heart
-(training loss 0.01). They are those of the residual stream in the last layers; gates lower them, softmax1 did not.
+(training loss 0.01). They are those of the residual stream in the last layers; gates lower them, softmax1 did not, neither
+by our kernel nor, clipped, without it.
 STanHop-Net has norms of 14 to 29 only in Table 2's longest windows, and not from attention to nothing: there, too, OutEffHop
 is like dense. With three times the learning rate, 800 steps and no early end (two CPU cores) it came to 6.2, and 6.4
 with OutEffHop. Clipped BERT began without attention and ended on the plateau:

@@ -100,7 +100,8 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         if cell.key in found:
             grouped.setdefault(cell.values["method"], []).append(found[cell.key])
     candidates = {bits: _candidates(grouped, bits) for bits in BITS}
-    verdicts = [lower_verdict(bits, candidates[bits]) for bits in BITS]
+    rivals = [m for m in METHODS if m in paper.METHODS and m not in grouped]
+    verdicts = [lower_verdict(bits, candidates[bits], rivals) for bits in BITS]
     verdicts += [fold_verdict(bits, candidates[bits]) for bits in BITS]
     return Result(
         EXPERIMENT.name,
@@ -182,14 +183,19 @@ def _lowest(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
     )
 
 
-def lower_verdict(bits: str, candidates: Sequence[Candidate]) -> Verdict:
-    """The best of the new against the best of the paper's, both at equal perplexity; beyond what seeds make."""
+def lower_verdict(bits: str, candidates: Sequence[Candidate], missing: Sequence[str] = ()) -> Verdict:
+    """The best of the new against the best of the paper's, both at equal perplexity; beyond what seeds make.
+
+    ``missing`` are those of the paper's methods that are not measured yet.
+    """
     claim = f"{bits}: a combination beyond the paper's loses less than its methods do, at equal perplexity"
+    if missing:
+        return Verdict(claim, "not measured", f"of the paper's methods {', '.join(missing)} are to be measured yet")
     near = at_equal_perplexity(candidates)
     old, new = [c for c in near if c.is_papers], [c for c in near if not c.is_papers]
     if not old or not new:
-        missing = "of the paper's methods" if not old else "of the new combinations"
-        return Verdict(claim, "not measured", f"none {missing} is within {100 * EQUAL:g} % of the best perplexity")
+        none = "of the paper's methods" if not old else "of the new combinations"
+        return Verdict(claim, "not measured", f"none {none} is within {100 * EQUAL:g} % of the best perplexity")
     gain = surplus(old[0].losses, new[0].losses)
     numbers = (
         f"{new[0]} loses {mean_std(new[0].losses, 3)}, the lowest of {len(new)}; "
