@@ -8,8 +8,9 @@
 # It can be killed and started again: finished cells are not run again.
 #
 # A queue for each kind of model, each cell a process: small models do not fill the GPU, and BERT and OPT are short of
-# nothing else. With NVIDIA's MPS their kernels run at the same time. BERT and OPT are kept from a part of the GPU, so
-# that STanHop-Net's kernels, tiny and a thousand a step, need not wait for theirs.
+# nothing else. With NVIDIA's MPS their kernels run at the same time. What we tried of its settings on an H200 is left out:
+# with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=85 BERT and OPT were not finite from their second step on, with any method; with
+# CUDA_MPS_CLIENT_PRIORITY=1 they got a tenth of the tokens a second that the same runs had without it.
 set -euo pipefail
 data=$(realpath "$1") out=$2
 options=${*:3}
@@ -46,12 +47,11 @@ queue "${VIT:-3}" < <(
     printf 'convergence 1 %s-0\n' outeffhop sparse vanilla
 ) &
 (
-    export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=85
     # tokenised once, or each process would do it for itself
     "$python" -m outeffhop train --model opt --preset small --data "$data/prose" --out "$logs/none" --dry-run \
         > "$logs/tokens.log" 2>&1
     queue "${BERT:-6}" < <(printf 'table1 1 bert-%s-0\n' $methods) &
-    queue "${OPT:-3}" < <(
+    queue "${OPT:-5}" < <(
         printf 'table1 3 opt-outeffhop-%s\ntable1 3 opt-vanilla-%s\n' 0 0 1 1 2 2
         printf 'table1 1 opt-%s-0\n' gated-outeffhop gated clipped-outeffhop clipped
         # the first three are runs of table1

@@ -19,8 +19,7 @@ def apply_sink(out: Tensor, lse: Tensor, sink: float | Tensor) -> tuple[Tensor, 
 
     Args:
         out: [B, H, L, D], fresh from a kernel.
-        lse: [B, H, L, ...], float32 or float64, possibly padded along L beyond ``out``; as fresh.
-            Both may be overwritten.
+        lse: [B, H, L, ...], float32 or float64, possibly padded along L beyond ``out``; as fresh. Both are overwritten.
         sink: s = log n, a number or [H].
     """
     if sink_triton.serves(out):

@@ -21,25 +21,18 @@ def serves(out: Tensor) -> bool:
 
 
 def apply_sink(out: Tensor, lse: Tensor, sink: float | Tensor) -> tuple[Tensor, Tensor]:
-    """As sink.apply_sink: one read and one write of each, the output's in place.
-
-    The logsumexp gets memory of its own. Several warps of a program read the same row of it, and nothing keeps the
-    first from writing before the last has read: in place, a busy GPU gave rows the share of a row seen twice.
-    """
+    """As sink.apply_sink, in place: one read and one write of each."""
     learned = isinstance(sink, Tensor)
     grid, blocks = _grid(out, lse.shape[2])
-    new_lse = torch.empty_like(lse)
     _apply_sink_kernel[grid](
         out,
         lse,
-        new_lse,
         sink.contiguous()
         if isinstance(sink, Tensor)
         else lse,  # a pointer is needed, and not read, for a constant sink
         0.0 if learned else sink,
         *out.stride()[:3],
         *lse.stride()[:3],
-        *new_lse.stride()[:3],
         out.shape[1],
         out.shape[2],
         lse.shape[2],
@@ -47,7 +40,7 @@ def apply_sink(out: Tensor, lse: Tensor, sink: float | Tensor) -> tuple[Tensor, 
         LEARNED=learned,
         **blocks,
     )
-    return out, new_lse
+    return out, lse
 
 
 def row_dot(a: Tensor, b: Tensor) -> Tensor:
@@ -83,7 +76,6 @@ if triton is not None:
     def _apply_sink_kernel(
         out_ptr,
         lse_ptr,
-        new_ptr,
         sink_ptr,
         sink_value,
         out_b,
@@ -92,9 +84,6 @@ if triton is not None:
         lse_b,
         lse_h,
         lse_l,
-        new_b,
-        new_h,
-        new_l,
         heads,
         length,
         padded_length,
@@ -106,14 +95,18 @@ if triton is not None:
         batch, head, row = _rows(heads, padded_length, ROWS)
         column = tl.arange(0, WIDTH)
         sink = tl.load(sink_ptr + head).to(tl.float32) if LEARNED else sink_value
-        lse = tl.load(lse_ptr + batch * lse_b + head * lse_h + row * lse_l, mask=row < padded_length, other=0.0)
+        lse_at = lse_ptr + batch * lse_b + head * lse_h + row * lse_l
+        lse = tl.load(lse_at, mask=row < padded_length, other=0.0)
+        # Every warp reads these rows, and one of them writes: it must not be done before the others have begun.
+        # Without this a busy GPU, where warps are held up, gave some rows the share of a sink counted twice.
+        tl.debug_barrier()
         # ±inf: a row without keys (see sink.py)
         absent = (lse == float("inf")) | (lse == float("-inf"))
         top = tl.maximum(lse, sink)
         top = tl.where(absent, 0.0, top)
         new_lse = top + tl.log(tl.exp(lse - top) + tl.exp(sink - top))
         new_lse = tl.where(new_lse == float("-inf"), float("inf"), new_lse)
-        tl.store(new_ptr + batch * new_b + head * new_h + row * new_l, new_lse, mask=row < padded_length)
+        tl.store(lse_at, new_lse, mask=row < padded_length)
         at = out_ptr + batch * out_b + head * out_h + row[:, None] * out_l + column[None, :]
         inside = (row < length)[:, None] & (column < size)[None, :]
         out = tl.load(at, mask=inside, other=0.0).to(tl.float32)
