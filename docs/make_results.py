@@ -29,10 +29,10 @@ SCALES = {
 Runs on one GPU, side by side, much as `tools/small_results.sh` starts them; what needs no GPU on CPU cores, as its
 section says.
 
-**OutEffHop's and gated OutEffHop's numbers from the GPU are to be measured again.** They were made before a fault of our
-kernel was found: where other processes kept the GPU busy, a row of attention could get a wrong share of no-op. It is
-mended; alone on a GPU the kernel passed its tests before. How much of these numbers it made is not known: outputs of one
-batch of OPT differed by up to 28 % of the largest, in how many rows we did not see. Vanilla, clipped and gated
+**OutEffHop's and gated OutEffHop's numbers from the GPU are to be measured again.** They were made before a fault of
+our kernel was found: where other processes kept the GPU busy, a row of attention could get a wrong share of no-op. It
+is mended; alone on a GPU the kernel passed its tests before. How much of these numbers it made is not known: outputs of
+one batch of OPT differed by up to 28 % of the largest, in how many rows we did not see. Vanilla, clipped and gated
 softmax, clipped OutEffHop, sparse and GSH layers do not use that kernel.""",
     "tiny": """# At tiny scale
 
@@ -41,15 +41,14 @@ On two CPU cores, with data that comes with the install.""",
 # what the numbers alone do not say
 REMARKS = {
     ("small", "table1"): """
-Trained for a few minutes on a shared GPU; steps and batches were chosen by the time at hand, after other settings of OPT
-and BERT had been tried for a part of their steps. In OPT the paper's effect is plain, with three seeds. In BERT, which
-left the plateau of unigram frequencies only after 1,400 of its 4,000 steps, outliers have not emerged; longer runs did not
-fit. ViT's norms grow with training: 17 after 2,400 steps, 53 after 8,000, when it knows its 17,920 pictures by heart
-(training loss 0.01). They are those of the residual stream in the last layers; gates lower them, softmax1 did not, neither
-by our kernel nor, clipped, without it.
-STanHop-Net has norms of 14 to 29 only in Table 2's longest windows, and not from attention to nothing: there, too, OutEffHop
-is like dense. With three times the learning rate, 800 steps and no early end (two CPU cores) it came to 6.2, and 6.4
-with OutEffHop. Clipped BERT began without attention and ended on the plateau:
+Trained for a few minutes on a shared GPU; steps and batches were chosen by the time at hand, after other settings of
+OPT and BERT had been tried for a part of their steps. In OPT the paper's effect is plain, with three seeds. In BERT,
+which left the plateau of unigram frequencies only after 1,400 of its 4,000 steps, outliers have not emerged; longer
+runs did not fit. ViT's norms grow with training: 17 after 2,400 steps, 53 after 8,000, when it knows its 17,920
+pictures by heart (training loss 0.01). They are those of the residual stream in the last layers; gates lower them,
+softmax1 did not, neither by our kernel nor, clipped, without it. STanHop-Net has norms of 14 to 29 only in Table 2's
+longest windows; there, too, OutEffHop is like dense. With three times the learning rate, 800 steps and no early end
+(two CPU cores) it came to 6.2, and 6.4 with OutEffHop. Clipped BERT began without attention and ended on the plateau:
 at 128 tokens and γ = −0.025, the paper's, a weight below 3.1/128 becomes 0. In a new model of this size all weights are
 near 1/128, so every head gives 0, and queries, keys and values get no gradient (`tests/models/test_presets.py`). OPT's
 first rows have few keys to share the weight, which spares it this.
