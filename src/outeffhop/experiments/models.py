@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,13 @@ def _plain(spec: str, settings: Settings) -> str:
 
 def _opened(config: RunConfig, settings: Settings) -> tuple[Any, Prepared]:
     model: Any = load_checkpoint(RunFolder(config.out).model)
-    return model.to(settings.device), prepare_data(config)
+    return model.to(settings.device), _data(config.model, config.data, config.samples, config.train.seed)
+
+
+@lru_cache(maxsize=1)
+def _data(model: Any, spec: str, samples: DataConfig, seed: int) -> Prepared:
+    """Read once for all that is measured of a model: a corpus takes seconds, and is the same each time."""
+    return prepare_data(RunConfig(model=model, data=spec, samples=samples, train=TrainConfig(seed=seed)))
 
 
 def _enough(config: RunConfig, settings: Settings) -> int:
