@@ -71,7 +71,7 @@ class TrainConfig:
         outlier_batches: of the validation set.
         outlier_tensors: paper, all, or patterns of module names, separated by commas.
         seed: of weights, order, masks.
-        precision: fp32, bf16 or fp16 autocast.
+        precision: fp32 (without TF32), bf16 or fp16 autocast.
         compile: by torch.compile.
         gradient_checkpointing: trades time for memory.
         fsdp: shard weights over the processes of torchrun, which otherwise have a copy each.
