@@ -54,8 +54,8 @@ near 1/128, so every head gives 0, and queries, keys and values get no gradient 
 first rows have few keys to share the weight, which spares it this.
 """,
     ("small", "beyond"): """
-Four of twelve combinations: the others are trained, but their models were refused when their norms were folded, most likely by
-the fault named above, and the machine was gone before they could be measured otherwise.
+Four of twelve combinations: the others are trained, but their models were refused when their norms were folded, most
+likely by the fault named above, and the machine was gone before they could be measured otherwise.
 """,
 }
 
