@@ -30,7 +30,7 @@ queue() { # PROCESSES; lines of EXPERIMENT SEEDS CELL
 }
 
 cell cost 1 '*' # alone: it measures time
-if command -v nvidia-cuda-mps-control > /dev/null; then
+if [[ $options == *cuda* ]] && command -v nvidia-cuda-mps-control > /dev/null; then
     export CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$(mktemp -d)
     nvidia-cuda-mps-control -d
     trap 'echo quit | nvidia-cuda-mps-control' EXIT
