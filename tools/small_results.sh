@@ -10,7 +10,7 @@
 # A queue for each kind of model, each cell a process: small models do not fill the GPU, and BERT and OPT are short of
 # nothing else. With NVIDIA's MPS their kernels run at the same time. What we tried of its settings on an H200 is left out:
 # with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=85 BERT and OPT were not finite from their second step on, with any method; with
-# CUDA_MPS_CLIENT_PRIORITY=1 they got a tenth of the tokens a second that the same runs had without it.
+# CUDA_MPS_CLIENT_PRIORITY=1 BERT had a third of the tokens a second that it has without (results/small/tried.json).
 set -euo pipefail
 data=$(realpath "$1") out=$2
 options=${*:3}

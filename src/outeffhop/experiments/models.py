@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ __all__ = [
     "quantized",
     "run_config",
     "steps_of",
+    "steps_said",
 ]
 
 # what the paper prints of a task, how it is named, and where better lies
@@ -95,6 +96,12 @@ def steps_of(model: str, settings: Settings) -> int | None:
 def precision_of(model: str, settings: Settings) -> str:
     """STanHop-Net's products are too small for bf16 to gain what its conversions cost."""
     return "bf16" if settings.device.startswith("cuda") and model != "stanhop" else "fp32"
+
+
+def steps_said(steps: Collection[int]) -> str:
+    """How many steps several runs took."""
+    least, most = min(steps), max(steps)
+    return f"{least}" if least == most else f"{least} to {most}, as patience lasted"
 
 
 def _short(model: str, settings: Settings) -> dict[str, Any]:

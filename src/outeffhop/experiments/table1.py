@@ -21,6 +21,7 @@ from outeffhop.experiments.models import (
     quantized,
     run_config,
     steps_of,
+    steps_said,
 )
 from outeffhop.experiments.ranking import mean_std
 from outeffhop.models import presets
@@ -73,10 +74,9 @@ def conditions(grouped: Found, settings: Settings) -> Values:
     for model in paper.NAMES:
         runs = [value for (m, _), values in grouped.items() if m == model for value in values]
         if runs:
-            least, most = min(r["steps"] for r in runs), max(r["steps"] for r in runs)
-            steps = f"{least}" if least == most else f"{least} to {most}, as patience lasted,"
-            numbers = "{data}: {s} steps of {batch}, lr {lr:g}".format(s=steps, **runs[0])
-            said[paper.NAMES[model]] = f"{numbers}, {precision_of(model, settings)}"
+            numbers = "{data}: batches of {batch}, lr {lr:g}".format(**runs[0])
+            steps = steps_said([r["steps"] for r in runs])
+            said[paper.NAMES[model]] = f"{numbers}, {precision_of(model, settings)}; {steps} steps"
     said["W8A8"] = "weights and activations per tensor, static; three calibration draws for every trained model"
     return said
 

@@ -8,7 +8,7 @@ from statistics import mean
 
 from outeffhop.experiments import paper
 from outeffhop.experiments.experiment import Cell, Experiment, Result, Settings, Table, Values, Verdict
-from outeffhop.experiments.models import finished, measured, precision_of, run_config, steps_of
+from outeffhop.experiments.models import finished, measured, precision_of, run_config, steps_of, steps_said
 from outeffhop.experiments.ranking import mean_std
 
 __all__ = ["EXPERIMENT", "top_two", "top_two_verdict"]
@@ -92,13 +92,8 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         (),
         [top_two_verdict(*top_two(means))],
         {"data": ", ".join(dict.fromkeys(d for d, _, _ in seeds)), "split": "test", "seeds": settings.seeds}
-        | {"steps": _range(steps), "precision": precision_of("stanhop", settings)},
+        | {"steps": steps_said(steps), "precision": precision_of("stanhop", settings)},
     )
-
-
-def _range(steps: set[int]) -> str:
-    least, most = min(steps), max(steps)
-    return f"{least}" if least == most else f"{least} to {most}, as patience lasted"
 
 
 def _table(seeds: Mapping[tuple[str, int, str], list[Values]]) -> Table:
