@@ -76,7 +76,7 @@ def conditions(grouped: Found, settings: Settings) -> Values:
         if runs:
             numbers = "{data}: batches of {batch}, lr {lr:g}".format(**runs[0])
             steps = steps_said([r["steps"] for r in runs])
-            said[paper.NAMES[model]] = f"{numbers}, {precision_of(model, settings)}; {steps} steps"
+            said[paper.NAMES[model]] = f"{numbers}, {precision_of(model, settings)}, steps: {steps}"
     said["W8A8"] = "weights and activations per tensor, static; three calibration draws for every trained model"
     return said
 
