@@ -41,10 +41,12 @@ queue "${STANHOP:-5}" < <(
     printf 'table1 1 stanhop-%s-0\n' $methods
     # the longest first
     for layers in gsh outeffhop vanilla sparse; do printf "table2 1 ETTh1-%s-$layers-0\n" 24 48 168 336 720; done
+    printf 'table1 3 stanhop-outeffhop-%s\ntable1 3 stanhop-vanilla-%s\n' 1 1 2 2
 ) &
 queue "${VIT:-3}" < <(
     printf 'table1 1 vit-%s-0\n' $methods
     printf 'convergence 1 %s-0\n' outeffhop sparse vanilla
+    printf 'table1 3 vit-outeffhop-%s\ntable1 3 vit-vanilla-%s\n' 1 1 2 2
 ) &
 (
     # tokenised once, or each process would do it for itself
@@ -54,11 +56,11 @@ queue "${VIT:-3}" < <(
     queue "${OPT:-5}" < <(
         printf 'table1 3 opt-outeffhop-%s\ntable1 3 opt-vanilla-%s\n' 0 0 1 1 2 2
         printf 'table1 1 opt-%s-0\n' gated-outeffhop gated clipped-outeffhop clipped
-        # the first three are runs of table1
-        printf 'beyond 1 %s-0\n' vanilla outeffhop gated-outeffhop {vanilla,outeffhop}-qk_norm-rms \
-            gated-outeffhop-gate-element-predictor-features{,-qk_norm-rms} gated-outeffhop-predictor-features \
+        # the last three are runs of table1, which must be done by then: a run's folder is one process's
+        printf 'beyond 1 %s-0\n' {vanilla,outeffhop}-qk_norm-rms gated-outeffhop-predictor-features \
+            gated-outeffhop-gate-element-predictor-features{,-qk_norm-rms} \
             outeffhop-sink-learned{,-qk_norm-rms} gated-gate-element-predictor-features-qk_norm-rms \
-            gated-outeffhop-sink-learned-gate-element-predictor-features-qk_norm-rms
+            gated-outeffhop-sink-learned-gate-element-predictor-features-qk_norm-rms vanilla outeffhop gated-outeffhop
     ) &
     wait
 ) &

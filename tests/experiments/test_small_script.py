@@ -33,7 +33,10 @@ def test_every_cell_is_asked_for_by_its_name(tmp_path):
         if "reproduce" in words:
             asked.setdefault(words[3], []).append(words[words.index("--only") + 1])
     wanted = {
-        "table1": ["*-0", "opt-vanilla-*", "opt-outeffhop-*"],
+        "table1": [
+            "*-0",
+            *(f"{model}-{method}-*" for model in ("opt", "vit", "stanhop") for method in ("vanilla", "outeffhop")),
+        ],
         "table2": ["ETTh1-*-0"],
         **{name: ["*-0"] for name in ("convergence", "beyond", "training-outliers")},
         "cost": ["*"],

@@ -62,7 +62,7 @@ SHORT: dict[str, dict[str, dict[str, Any]]] = {
         "stanhop": dict(max_steps=400),
     },
     "small": {
-        "bert": dict(max_steps=4000, batch_size=128, warmup_steps=600),
+        "bert": dict(max_steps=10_000, batch_size=128, warmup_steps=1000),
         "opt": dict(max_steps=2400, batch_size=32, warmup_steps=300),
         "vit": dict(max_steps=8000, batch_size=128, warmup_steps=400),
         "stanhop": dict(max_steps=455),
