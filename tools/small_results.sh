@@ -71,8 +71,8 @@ done
 wait
 # once more from all cells there are now: one that ended before others did not know of theirs
 cell table1 3 'opt-vanilla-*'
-cell table2 1 'ETTh1-24-*'
+cell table2 1 'ETTh1-24-*-0'
 cell beyond 1 'vanilla-0'
 cell convergence 1 'vanilla-0'
-cell training-outliers 1 '*'
+cell training-outliers 3 '*-0' {opt,vit,stanhop}-{vanilla,outeffhop}-'*'
 echo "done: $out/report.html"

@@ -26,7 +26,7 @@ from outeffhop.experiments.models import (
 from outeffhop.experiments.ranking import mean_std
 from outeffhop.models import presets
 
-__all__ = ["EXPERIMENT", "cut_verdict", "loss_verdict"]
+__all__ = ["EXPERIMENT", "by_method", "cells", "cut_verdict", "loss_verdict", "seeds_said"]
 
 Found = dict[tuple[str, str], list[Values]]  # (model, method) → a value of each seed
 
@@ -53,11 +53,16 @@ def measure(cell: Cell, settings: Settings) -> Values:
     return {**measured(config, settings, split), "w8a8": quantized(config, settings, split=split)}
 
 
-def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
+def by_method(found: dict[str, Values], settings: Settings) -> Found:
     grouped: Found = {}
     for cell in cells(settings):
         if cell.key in found:
             grouped.setdefault((cell.values["model"], cell.values["method"]), []).append(found[cell.key])
+    return grouped
+
+
+def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
+    grouped = by_method(found, settings)
     return Result(
         EXPERIMENT.name,
         EXPERIMENT.of,
@@ -70,7 +75,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
 
 
 def conditions(grouped: Found, settings: Settings) -> Values:
-    said = {"seeds": _seeds(grouped)}
+    said = {"seeds": seeds_said(grouped)}
     for model in paper.NAMES:
         runs = [value for (m, _), values in grouped.items() if m == model for value in values]
         if runs:
@@ -81,7 +86,7 @@ def conditions(grouped: Found, settings: Settings) -> Values:
     return said
 
 
-def _seeds(grouped: Found) -> str:
+def seeds_said(grouped: Found) -> str:
     """What each has at least, and which have more."""
     counts = [len(values) for values in grouped.values()]
     if not counts:

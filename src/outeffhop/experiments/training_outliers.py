@@ -8,23 +8,22 @@ from statistics import mean
 from typing import Any
 
 from outeffhop.experiments import drawing, paper, table1
+from outeffhop.experiments.comparing import surplus
 from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
 from outeffhop.experiments.models import finished, needs, run_config
+from outeffhop.experiments.ranking import mean_std
 from outeffhop.outliers.report import place_of
 from outeffhop.training import RunFolder
 
 __all__ = ["EXPERIMENT", "curve_of", "growth_verdict"]
 
 PAIRS = (("vanilla", "outeffhop"), ("clipped", "clipped-outeffhop"), ("gated", "gated-outeffhop"))
-
-
-def cells(settings: Settings) -> list[Cell]:
-    """Those of Table 1's first seed, whose runs are found where they are."""
-    return [cell for cell in table1.cells(settings) if cell.values["seed"] == 0]
+Curves = dict[tuple[str, str], list[Values]]  # (model, method) → a curve of each seed
 
 
 def measure(cell: Cell, settings: Settings) -> Values:
-    config = run_config(settings, cell.values["model"], cell.values["method"], 0)
+    """Of a run of Table 1, which is found where it is."""
+    config = run_config(settings, cell.values["model"], cell.values["method"], cell.values["seed"])
     return curve_of(finished(config, settings))
 
 
@@ -40,9 +39,7 @@ def curve_of(folder: RunFolder) -> Values:
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
-    curves = {
-        (cell.values["model"], cell.values["method"]): found[cell.key] for cell in cells(settings) if cell.key in found
-    }
+    curves = table1.by_method(found, settings)
     models = [m for m in paper.NAMES if any(m == model for model, _ in curves)]
     _draw_methods(curves, models, folder)
     figures = [
@@ -50,7 +47,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
             "methods",
             "Maximum infinity norm over training (Figure 2)",
             "Largest of all tensors the paper looks at. Left to right: plain, clipped, gated; with softmax and with "
-            "softmax1.",
+            "softmax1. A line for each seed.",
         )
     ]
     for name, title, caption, draw in (
@@ -63,7 +60,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         ),
     ):
         draw(curves, models, folder, name)
-        figures.append(Figure(name, title, f"{caption} Solid: vanilla; dashed: OutEffHop."))
+        figures.append(Figure(name, title, f"{caption} Solid: vanilla; dashed: OutEffHop; of the first seed."))
     return Result(
         EXPERIMENT.name,
         EXPERIMENT.of,
@@ -71,42 +68,56 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         [_table(curves, models)],
         figures,
         [growth_verdict(paper.NAMES[m], curves, m) for m in models],
-        {"seeds": 1, "steps": ", ".join(f"{paper.NAMES[m]} {_last_step(curves, m)}" for m in models)},
+        {
+            "seeds": table1.seeds_said(curves),
+            "steps": ", ".join(f"{paper.NAMES[m]} {_last_step(curves, m)}" for m in models),
+        },
     )
 
 
-def _last_step(curves: dict[tuple[str, str], Values], model: str) -> int:
-    return max(int(c["steps"][-1]) for (m, _), c in curves.items() if m == model)
+def _last_step(curves: Curves, model: str) -> int:
+    return max(int(c["steps"][-1]) for (m, _), seeds in curves.items() if m == model for c in seeds)
 
 
-def _table(curves: dict[tuple[str, str], Values], models: list[str]) -> Table:
+def _table(curves: Curves, models: list[str]) -> Table:
     rows = [
-        [paper.NAMES[m], method, values["max_inf_norm"][0], values["max_inf_norm"][-1]]
-        for (m, method), values in curves.items()
+        [paper.NAMES[m], method, *(mean_std([c["max_inf_norm"][at] for c in seeds]) for at in (0, -1))]
+        for (m, method), seeds in curves.items()
         if m in models
     ]
     columns = ["model", "method", "first measured", "at the end"]
     return Table("Maximum infinity norm", columns, rows, {"at the end": "low"}, "model")
 
 
-def growth_verdict(name: str, curves: dict[tuple[str, str], Values], model: str) -> Verdict:
-    """Over the second half of training, when outliers have had time to grow; within 5 % is no difference."""
+def growth_verdict(name: str, curves: Curves, model: str) -> Verdict:
+    """Over the second half of training, when outliers have had time to grow.
+
+    What is within 5 % is no difference, nor what is within the difference that seeds make.
+    """
     claim = f"{name}: OutEffHop keeps the maximum infinity norm below vanilla's during training"
-    pair = [curves.get((model, method)) for method in PAIRS[0]]
-    if pair[0] is None or pair[1] is None:
+    old, new = ([_late(curve) for curve in curves.get((model, method), [])] for method in PAIRS[0])
+    if not old or not new:
         return Verdict(claim, "not measured", "")
-    old, new = (mean(c["max_inf_norm"][len(c["max_inf_norm"]) // 2 :]) for c in pair if c is not None)
-    kind: Any = "confirmed" if new < 0.95 * old else "contradicted" if new > 1.05 * old else "not seen"
-    return Verdict(claim, kind, f"{new:.3g} against {old:.3g}, averaged over the second half of training")
+    gain = surplus(old, new) / mean(old)
+    kind: Any = "confirmed" if gain > 0.05 else "contradicted" if gain < -0.05 else "not seen"
+    numbers = f"{mean_std(new, 3)} against {mean_std(old, 3)}, averaged over the second half of training"
+    return Verdict(claim, kind, numbers)
 
 
-def _draw_methods(curves: dict[tuple[str, str], Values], models: list[str], folder: Path) -> None:
+def _late(curve: Values) -> float:
+    norms = curve["max_inf_norm"]
+    return mean(map(float, norms[len(norms) // 2 :]))
+
+
+def _draw_methods(curves: Curves, models: list[str], folder: Path) -> None:
     figure, _ = drawing.new(10, 2.4 * len(models), columns=3, rows=len(models))
     for axis, (model, pair) in zip(figure.axes, [(m, p) for m in models for p in PAIRS], strict=True):
         for method in pair:
-            if (model, method) in curves:
-                values = curves[model, method]
-                axis.plot(values["steps"], values["max_inf_norm"], color=drawing.colour(method), label=method)
+            for i, curve in enumerate(curves.get((model, method), [])):
+                name, width = (None, 0.8) if i else (method, 1.5)
+                axis.plot(
+                    curve["steps"], curve["max_inf_norm"], color=drawing.colour(method), label=name, linewidth=width
+                )
         axis.set_title(f"{paper.NAMES[model]}, {pair[0]}", fontsize=9)
         if axis.lines:
             axis.legend(fontsize=7, frameon=False)
@@ -120,7 +131,7 @@ def _draw_methods(curves: dict[tuple[str, str], Values], models: list[str], fold
 Grouped = Callable[[str], str | None]
 
 
-def _draw_layers(curves: dict[tuple[str, str], Values], models: list[str], folder: Path, name: str) -> None:
+def _draw_layers(curves: Curves, models: list[str], folder: Path, name: str) -> None:
     def group(model: str) -> Grouped:
         layers = sorted({layer for t in _tensors(curves, model) if (layer := place_of(t)[1]) is not None})
         chosen = {layers[i * (len(layers) - 1) // 3] for i in range(4)} if layers else set()
@@ -129,13 +140,13 @@ def _draw_layers(curves: dict[tuple[str, str], Values], models: list[str], folde
     _draw_groups(curves, models, folder, name, group)
 
 
-def _draw_components(curves: dict[tuple[str, str], Values], models: list[str], folder: Path, name: str) -> None:
+def _draw_components(curves: Curves, models: list[str], folder: Path, name: str) -> None:
     def group(model: str) -> Grouped:
         layers = sorted({layer for t in _tensors(curves, model) if (layer := place_of(t)[1]) is not None})
         chosen = layers[max(len(layers) - 2, 0)] if layers else None
         largest = sorted(
             (t for t in _tensors(curves, model) if place_of(t)[1] == chosen),
-            key=lambda t: -curves[model, _first(curves, model)]["tensors"][t][-1],
+            key=lambda t: -curves[model, _first(curves, model)][0]["tensors"][t][-1],
         )[:5]  # more curves than these cannot be told apart
         return lambda tensor: (place_of(tensor)[2] or "the layer's output") if tensor in largest else None
 
@@ -143,7 +154,7 @@ def _draw_components(curves: dict[tuple[str, str], Values], models: list[str], f
 
 
 def _draw_groups(
-    curves: dict[tuple[str, str], Values],
+    curves: Curves,
     models: list[str],
     folder: Path,
     name: str,
@@ -159,7 +170,7 @@ def _draw_groups(
         for method, style in (("vanilla", "-"), ("outeffhop", "--")):
             if (model, method) not in curves:
                 continue
-            values = curves[model, method]
+            values = curves[model, method][0]
             for i, part in enumerate(groups):
                 tensors = [v for t, v in values["tensors"].items() if key(t) == part]
                 largest = [max(at) for at in zip(*tensors, strict=True)]
@@ -173,12 +184,12 @@ def _draw_groups(
     drawing.save(figure, folder, name)
 
 
-def _first(curves: dict[tuple[str, str], Values], model: str) -> str:
+def _first(curves: Curves, model: str) -> str:
     return next(method for m, method in curves if m == model)
 
 
-def _tensors(curves: dict[tuple[str, str], Values], model: str) -> list[str]:
-    return list(curves[model, _first(curves, model)]["tensors"])
+def _tensors(curves: Curves, model: str) -> list[str]:
+    return list(curves[model, _first(curves, model)][0]["tensors"])
 
 
 def _label(figure: Any, what: str) -> None:
@@ -190,7 +201,7 @@ EXPERIMENT = Experiment(
     "training-outliers",
     "Figures 2, 3 and 4",
     "The maximum infinity norm over training: of each method, layer by layer, and tensor by tensor.",
-    cells,
+    table1.cells,
     measure,
     conclude,
     needs,
