@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
@@ -168,6 +169,7 @@ def test_training_outliers_come_from_the_runs_of_table1(table1):
     )
 
 
+W4A8 = ("W4A8", "W4A8, folded")
 BEYOND = ("outeffhop-0", "gated-outeffhop-gate-element-predictor-features-qk_norm-rms-0")
 
 
@@ -192,10 +194,12 @@ def test_beyond_measures_saved_models_rounded_four_ways(table1):
     expected = perplexity(freeze(quantized), given)
     assert found[1]["rounded"]["W4A8, folded"] == pytest.approx([expected], rel=1e-6)
     assert len({tuple(values) for values in found[1]["rounded"].values()}) == 4
-    shown, lost = (next(row for row in table.rows if "element" in row[0]) for table in result.tables[1:])
+    shown, lost = (next(row for row in table.rows if "element" in row[0]) for table in result.tables[2:])
     assert shown[1] == f"{found[1]['metrics']['perplexity']:.4g}"
     assert lost[4] == f"{expected - found[1]['metrics']['perplexity']:.3g}"
     assert [row[0] for row in result.tables[0].rows] == ["W8A8"] * 3 + ["W4A8"] * 3
+    assert result.tables[1].rows[3][3] == f"{min(mean(v['rounded'][w]) for v in found for w in W4A8):.4g}"
+    assert (out / "beyond" / "losses.png").is_file()
     assert "Beyond the paper" in write_report(out).read_text()
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from outeffhop.experiments import paper
+from outeffhop.experiments import drawing, paper
 from outeffhop.experiments.comparing import surplus
-from outeffhop.experiments.experiment import Cell, Experiment, Result, Settings, Table, Values, Verdict
+from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
 from outeffhop.experiments.models import DATA, finished, measured, needs, precision_of, quantized, run_config, steps_of
 from outeffhop.experiments.ranking import mean_std
 
@@ -103,12 +103,20 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
     rivals = [m for m in METHODS if m in paper.METHODS and m not in grouped]
     verdicts = [lower_verdict(bits, candidates[bits], rivals) for bits in BITS]
     verdicts += [fold_verdict(bits, candidates[bits]) for bits in BITS]
+    _draw(candidates, folder)
     return Result(
         EXPERIMENT.name,
         EXPERIMENT.of,
         EXPERIMENT.about,
-        [_lowest(candidates), _table(grouped), _losses(candidates)],
-        (),
+        [_lowest(candidates), _rounded(candidates), _table(grouped), _losses(candidates)],
+        [
+            Figure(
+                "losses",
+                "Perplexity, and what rounding adds to it",
+                f"Shaded: within {100 * EQUAL:g} % of the best perplexity, which counts as equal. Hollow: LayerNorms "
+                "folded into the next layers. The losses are on a logarithmic scale.",
+            )
+        ],
         verdicts,
         _conditions(grouped, settings),
     )
@@ -183,6 +191,50 @@ def _lowest(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
     )
 
 
+def _rounded(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
+    """What one would choose who needs the rounded model only, whatever it is in floating point."""
+    rows: list[list[Any]] = []
+    for bits in BITS:
+        sums = [(c, [p + loss for p, loss in zip(c.perplexity, c.losses, strict=True)]) for c in candidates[bits]]
+        finite = [(c, after) for c, after in sums if all(map(math.isfinite, after))]
+        for rank, (c, after) in enumerate(sorted(finite, key=lambda pair: mean(pair[1]))[:3], start=1):
+            rows.append([bits, rank, str(c), mean_std(after)])
+    return Table("Lowest perplexity once rounded", ["bits", "rank", "combination", "perplexity"], rows, group="bits")
+
+
+def _draw(candidates: Mapping[str, Sequence[Candidate]], folder: Path) -> None:
+    """A row for each method: its perplexity, and what each way of rounding adds."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    methods = list(dict.fromkeys(c.method for c in candidates[BITS[0]]))
+    figure, _ = drawing.new(10, 1 + 0.32 * max(len(methods), 3), columns=3)
+    whole, *rounded = figure.axes
+    for axis in figure.axes:
+        axis.set_ylim(len(methods) - 0.5, -0.5)
+        axis.set_yticks(range(len(methods)), methods if axis is whole else [""] * len(methods), fontsize=8)
+    whole.set_title("perplexity in floating point", fontsize=9)
+    plain = [c for c in candidates[BITS[0]] if not c.folded]
+    if plain:
+        best = min(mean(c.perplexity) for c in plain)
+        whole.axvspan(best, (1 + EQUAL) * best, color="#0072B2", alpha=0.12, linewidth=0)
+    for c in plain:
+        whole.scatter(c.perplexity, [methods.index(c.method)] * len(c.perplexity), color=drawing.colour(c.method), s=36)
+    for axis, bits in zip(rounded, BITS, strict=True):
+        axis.set_title(f"{bits} loss", fontsize=9)
+        axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_locator(NullLocator())
+        for c in candidates[bits]:
+            colour = drawing.colour(c.method)
+            losses = [loss if loss > 0 else math.nan for loss in c.losses]  # none has no logarithm
+            row = methods.index(c.method) + (0.18 if c.folded else -0.18)
+            axis.scatter(
+                losses, [row] * len(losses), s=30, edgecolors=colour, facecolors="none" if c.folded else colour
+            )
+    drawing.save(figure, folder, "losses")
+
+
 def lower_verdict(bits: str, candidates: Sequence[Candidate], missing: Sequence[str] = ()) -> Verdict:
     """The best of the new against the best of the paper's, both at equal perplexity; beyond what seeds make.
 
@@ -201,6 +253,8 @@ def lower_verdict(bits: str, candidates: Sequence[Candidate], missing: Sequence[
         f"{new[0]} loses {mean_std(new[0].losses, 3)}, the lowest of {len(new)}; "
         f"{old[0]} loses {mean_std(old[0].losses, 3)}, the lowest of {len(old)}"
     )
+    if len(new[0].losses) == len(old[0].losses) == 1:
+        numbers += "; one trained model each"
     return Verdict(claim, "confirmed" if gain > 0 else "contradicted" if gain < 0 else "not seen", numbers)
 
 
