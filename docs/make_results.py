@@ -52,8 +52,8 @@ share the weight, which spares it this.
 heart. They are those of the residual stream in the last layers. Gated OutEffHop has the lowest, softmax1 alone
 changes nothing that seeds do not: two more seeds of vanilla and OutEffHop, which were trained but not rounded before
 the machine was gone, bring the norms at the end of training to 75 ± 21 and 72 ± 17, −5 %, and kurtosis to 14.3 and
-13.3 (Figure 2; `results/small/training-outliers/cells`). So the +9 % above is within what seeds make; with −5 % in its place the
-average would be −23 %.
+13.3 (Figure 2; `results/small/training-outliers/cells`). So the +9 % above is within what seeds make;
+with −5 % in its place the average would be −23 %.
 
 **STanHop-Net** has norms of 4, and of 14 to 29 only in Table 2's longest windows; there, too, OutEffHop is like
 dense. With three times the learning rate, 800 steps and no early end (two CPU cores) it came to 6.2, and 6.4 with
