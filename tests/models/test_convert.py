@@ -266,6 +266,8 @@ def test_what_cannot_be_is_refused_by_name():
         convert(plain("bert"), "outefhop")
     with pytest.raises(ValueError, match="outeffhop"):
         from_config(AutoModelForMaskedLM, config("bert"), "outefhop")
+    with pytest.raises(TypeError, match="config is 'outeffhop', a str: give a model class"):
+        from_config(config("bert"), "outeffhop")
     with pytest.raises(TypeError, match="Linear"):
         convert(torch.nn.Linear(2, 2), "outeffhop")
     with pytest.raises(ValueError, match="clipped"):

@@ -87,6 +87,11 @@ def from_config(auto_class: Any, config: PreTrainedConfig, method: str | Method 
         method: its name or ``name(parameter=value, ...)``.
         kwargs: for ``auto_class.from_config``, such as ``dtype``.
     """
+    if not isinstance(config, PreTrainedConfig):
+        raise TypeError(
+            f"config is {config!r}, a {type(config).__name__}: give a model class, its config and a method, "
+            "as in from_config(AutoModelForMaskedLM, config, 'outeffhop')"
+        )
     new = Method.parse(method)
     config = copy.deepcopy(config)
     if isinstance(config, StanhopConfig):  # its Hopfield layers take the method from the config itself

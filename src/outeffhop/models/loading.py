@@ -100,6 +100,9 @@ def _architecture(folder: Path, trust: bool, tensors: int) -> type[PreTrainedMod
         # a layer has tensors: a hundred million layers would be built for hours before that is noticed
         if name.endswith("layers") and isinstance(value, int) and not -1 < value <= tensors:
             raise ValueError(f"{folder / 'config.json'}: {name}={value}, but the weights are {tensors} tensors")
+        # the weights fit, and no input would
+        if name.endswith(("heads", "n_head")) and isinstance(value, int) and value < 0:
+            raise ValueError(f"{folder / 'config.json'}: {name}={value} cannot be negative")
     if not names:  # as a config saved by itself
         names = [kind.__name__ for kind in _base(config)]
     own = foreign_class(folder, names) if trust else None
