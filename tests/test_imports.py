@@ -10,6 +10,7 @@ import outeffhop
 ROOT = Path(outeffhop.__file__).parent
 # Left to right as data flows; a module may import from its own layer and from those before it.
 LAYERS = [
+    ["naming"],
     ["functional"],
     ["methods"],
     ["attention"],

@@ -57,7 +57,7 @@ def test_the_papers_six_come_first():
         ("outefhop", ["'outefhop'", "'outeffhop'"]),
         ("zzz", ["vanilla", "gsh"]),
         ("clipped(gama=1)", ["'clipped'", "'gama'", "'gamma'"]),
-        ("vanilla(n=2)", ["'vanilla'", "'n'", "there are: qk_norm"]),
+        ("vanilla(n=2)", ["'vanilla'", "'n'", "There are: qk_norm"]),
         ("vanilla(qk_norm=layer)", ["qk_norm='layer'", "none, rms"]),
         ("gated(gate=elementwise)", ["'elementwise'", "'element'"]),
         ("outeffhop(n=-1)", ["n=-1"]),

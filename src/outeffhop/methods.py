@@ -12,13 +12,13 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from outeffhop.functional import below_sink, clipped_softmax, entmax, softmax_n
+from outeffhop.naming import did_you_mean
 
 __all__ = [
     "Method",
@@ -354,7 +354,7 @@ def _format(value: Any) -> str:
 
 
 def _nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
-    near = get_close_matches(word, known, n=3, cutoff=0.5)
-    if near:
-        return f"; did you mean {' or '.join(map(repr, near))}?"
-    return f"; there are: {', '.join(known)}" if known else "; it takes none"
+    if not known:
+        return "; it takes none"
+    near = did_you_mean(word, known, n=3)
+    return f". There are: {', '.join(known)}" if near == "." else near

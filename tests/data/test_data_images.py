@@ -174,7 +174,7 @@ def test_resized_and_cut_square():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"augment": "ligth"}, "augment 'ligth' is unknown; did you mean 'light'"),
+        ({"augment": "ligth"}, "augment='ligth' is unknown; did you mean 'light'"),
         ({"mean": (0.1, 0.2), "std": (1.0, 1.0)}, "mean=.*1 finite numbers"),
         ({"mean": (0.1,), "std": (0.0,)}, "std="),
         ({"image_size": 0}, "image_size=0"),

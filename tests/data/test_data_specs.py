@@ -63,7 +63,7 @@ def test_the_wrong_kind_for_a_task_is_refused_with_a_remedy(kind, task):
 
 
 def test_unknown_task():
-    with pytest.raises(ValueError, match="task 'forcasting' is unknown; did you mean 'forecasting'"):
+    with pytest.raises(ValueError, match="task='forcasting' is unknown; did you mean 'forecasting'"):
         prepare("builtin:series", "forcasting")
 
 

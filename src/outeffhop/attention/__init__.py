@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 
 import torch
@@ -19,6 +18,7 @@ from outeffhop.attention.eager import eager_attention
 from outeffhop.attention.inputs import Call, prepare
 from outeffhop.attention.kernels import KERNELS
 from outeffhop.attention.probe import is_probed, probing, watch, watching
+from outeffhop.naming import known
 
 __all__ = ["attention", "explain", "Explanation", "eager_attention", "probing", "watching", "BACKENDS"]
 
@@ -131,11 +131,7 @@ def explain(
 def _choose(call: Call, backend: str) -> str:
     if backend == "auto":
         return next(name for name in _order() if BACKENDS[name].why_not(call) is None)
-    if backend not in BACKENDS:
-        near = get_close_matches(backend, BACKENDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"backend={backend!r} is unknown{hint} There are: auto, {', '.join(BACKENDS)}")
-    why = BACKENDS[backend].why_not(call)
+    why = BACKENDS[known("backend", backend, ["auto", *BACKENDS])].why_not(call)
     if why is not None:
         raise ValueError(
             f"backend={backend!r} cannot serve this call: it {why}. "

@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 
 from outeffhop.data.pictures import load_pictures, read_npz
 from outeffhop.data.prepared import Sample
-from outeffhop.data.specs import kind_of_path, known, parse
+from outeffhop.data.specs import kind_of_path, parse
+from outeffhop.naming import known
 
 __all__ = ["Bags", "collate_bags", "load_bags"]
 

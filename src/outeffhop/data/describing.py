@@ -11,8 +11,9 @@ from outeffhop.data.loading import kind_of
 from outeffhop.data.pictures import load_pictures
 from outeffhop.data.prepared import SPLITS, TASKS
 from outeffhop.data.series import load_series
-from outeffhop.data.specs import Spec, known, parse, require_kind
+from outeffhop.data.specs import Spec, parse, require_kind
 from outeffhop.data.text import Corpus, load_text, pieces
+from outeffhop.naming import known
 
 __all__ = ["describe"]
 

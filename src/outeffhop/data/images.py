@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from outeffhop.data.augment import AUGMENTATIONS, AugmentedBatch
 from outeffhop.data.pictures import Gallery, Pictures
 from outeffhop.data.prepared import SPLITS, Prepared, Sample, stack
-from outeffhop.data.specs import known
+from outeffhop.naming import known
 
 __all__ = ["ImageSet", "moments", "prepare_images"]
 

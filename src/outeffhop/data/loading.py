@@ -10,10 +10,11 @@ from outeffhop.data.images import prepare_images
 from outeffhop.data.pictures import load_pictures
 from outeffhop.data.prepared import TASKS, Prepared
 from outeffhop.data.series import load_series, prepare_series
-from outeffhop.data.specs import Spec, kind_of_path, known, parse, require_kind
+from outeffhop.data.specs import Spec, kind_of_path, parse, require_kind
 from outeffhop.data.store import Store
 from outeffhop.data.text import load_text
 from outeffhop.data.tokens import prepare_text
+from outeffhop.naming import known
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

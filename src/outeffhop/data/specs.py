@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from difflib import get_close_matches
 from os.path import expanduser
 from pathlib import Path
 
 from outeffhop.data.files import bare_name, files_under, suffix
 from outeffhop.data.prepared import TASKS
+from outeffhop.naming import did_you_mean, known
 
-__all__ = ["BUILTIN", "KINDS", "Spec", "kind_of_path", "known", "parse", "require_kind"]
+__all__ = ["BUILTIN", "KINDS", "Spec", "kind_of_path", "parse", "require_kind"]
 
 BUILTIN = {
     "text": "Python's own documentation topics, 0.4 MB of English and code",
@@ -51,28 +51,17 @@ def parse(spec: str) -> Spec:
             raise ValueError(f"data spec {spec!r} names no dataset: write hub:NAME or hub:NAME/CONFIG")
         return Spec(spec, "hub", name.strip("/"))
     if where == "builtin" and colon:
-        return Spec(spec, "builtin", known("builtin data", name, BUILTIN))
+        return Spec(spec, "builtin", known("builtin", name, BUILTIN))
     found = Spec(spec, "path", spec)
     if not found.path.exists():
-        near = get_close_matches(spec, [f"builtin:{name}" for name in BUILTIN], n=1)
-        siblings = [p.name for p in found.path.parent.iterdir()] if found.path.parent.is_dir() else []
-        near = near or [str(found.path.parent / n) for n in get_close_matches(found.path.name, siblings, n=1)]
-        hint = f"; did you mean {near[0]!r}?" if near else "."
+        near = did_you_mean(spec, [f"builtin:{name}" for name in BUILTIN])
+        if near == "." and found.path.parent.is_dir():
+            near = did_you_mean(found.path.name, [p.name for p in found.path.parent.iterdir()])
         raise ValueError(
-            f"data spec {spec!r}: there is no such path{hint} Give builtin:{'|'.join(BUILTIN)}, "
+            f"data spec {spec!r}: there is no such path{near} Give builtin:{'|'.join(BUILTIN)}, "
             "an existing path, or hub:NAME[/CONFIG]"
         )
     return found
-
-
-def known(what: str, value: str, names: object) -> str:
-    """``value`` if it is one of ``names``, else an error with the nearest of them."""
-    choices = list(names)  # type: ignore[call-overload]
-    if value in choices:
-        return value
-    near = get_close_matches(str(value), choices, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{what} {value!r} is unknown{hint} There are: {', '.join(choices)}")
 
 
 def kind_of_file(path: Path) -> str | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import import_module
 
 from outeffhop.experiments.experiment import Experiment
+from outeffhop.naming import known
 
 __all__ = ["NAMES", "find"]
 
@@ -26,9 +26,6 @@ NAMES = (
 
 def find(name: str) -> Experiment:
     """The experiment of a name; its module, ``memory_capacity.py`` of "memory-capacity", has it as EXPERIMENT."""
-    if name not in NAMES:
-        near = get_close_matches(name, NAMES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"name={name!r} is unknown{hint} There are: {', '.join(NAMES)}")
-    found: Experiment = import_module(f"outeffhop.experiments.{name.replace('-', '_')}").EXPERIMENT
+    module = known("name", name, NAMES).replace("-", "_")
+    found: Experiment = import_module(f"outeffhop.experiments.{module}").EXPERIMENT
     return found

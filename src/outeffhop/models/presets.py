@@ -9,7 +9,6 @@ a name with parameters is taken as it is written.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from transformers import (
 from outeffhop.methods import Method
 from outeffhop.models.convert import from_config
 from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
+from outeffhop.naming import known
 
 __all__ = ["MODELS", "SIZES", "build", "config", "count", "method_for"]
 
@@ -153,14 +153,14 @@ MODELS: dict[str, Preset] = {
 
 def config(model: str, size: str = "tiny", **changes: Any) -> PreTrainedConfig:
     """The config of a model at one of its sizes; ``changes`` are fields of that config."""
-    preset = MODELS[_known("model", model, MODELS)]
-    values = preset.sizes[_known("size", size, SIZES)]
+    preset = MODELS[known("model", model, MODELS)]
+    values = preset.sizes[known("size", size, SIZES)]
     return preset.config(**{**preset.common, **values, **changes})
 
 
 def method_for(model: str, method: str | Method) -> Method:
     """A bare name with the paper's parameters for this model; anything else as it is written."""
-    preset = MODELS[_known("model", model, MODELS)]
+    preset = MODELS[known("model", model, MODELS)]
     parsed = Method.parse(method)
     bare = isinstance(method, str) and "(" not in method
     return Method.parse(preset.methods[parsed.name]) if bare and parsed.name in preset.methods else parsed
@@ -184,11 +184,3 @@ def count(model: str, size: str = "paper", method: str | Method = "outeffhop") -
     """How many parameters ``build`` would make, without making them."""
     with torch.device("meta"):
         return sum(p.numel() for p in build(model, size, method).parameters())
-
-
-def _known(name: str, value: str, known: Any) -> str:
-    if value in known:
-        return value
-    near = get_close_matches(value, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{name}={value!r} is unknown{hint} There are: {', '.join(known)}")

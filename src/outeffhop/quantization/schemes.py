@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 
+from outeffhop.naming import did_you_mean
 from outeffhop.quantization.observers import RANGES
 from outeffhop.quantization.quantizers import Uniform
 
@@ -81,10 +81,9 @@ class Scheme:
         names = [word for word in text.split() if not _BITS.fullmatch(word)] or ["paper"]
         name = next((word for word in names if word not in SCHEMES), names[0])
         if name not in SCHEMES or len(bits) + len(names) > 2:
-            near = [] if name in SCHEMES else get_close_matches(name, SCHEMES, n=1)
-            hint = f"; did you mean {near[0]!r}" if near else ""
+            near = "." if name in SCHEMES else did_you_mean(name, SCHEMES)
             raise ValueError(
-                f"scheme={text!r} is unknown{hint}. Bits such as W8A8 and one of these are needed: {', '.join(SCHEMES)}"
+                f"scheme={text!r} is unknown{near} Bits such as W8A8 and one of these are needed: {', '.join(SCHEMES)}"
             )
         weights, activations = map(int, _BITS.fullmatch(bits[0]).groups())  # type: ignore[union-attr]
         return SCHEMES[name].with_bits(weights, activations)

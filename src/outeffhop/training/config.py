@@ -11,9 +11,10 @@ import reprlib
 import types
 import typing
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
+
+from outeffhop.naming import did_you_mean
 
 __all__ = ["DataConfig", "TrainConfig", "RunConfig", "from_dict", "to_dict", "from_yaml", "to_yaml"]
 
@@ -156,10 +157,8 @@ def from_dict(values: Any, kind: type[Any] = RunConfig, at: str = "") -> Any:
     made = {}
     for key, value in values.items():
         if key not in hints:
-            near = get_close_matches(str(key), hints, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
             name = _shown(key).strip("'")
-            raise ValueError(f"{at}{name} is unknown; {hint}There are: {', '.join(hints)}")
+            raise ValueError(f"{at}{name} is unknown{did_you_mean(key, hints)} There are: {', '.join(hints)}")
         hint_type = hints[key]
         if dataclasses.is_dataclass(hint_type):
             made[key] = from_dict(value, hint_type, f"{at}{key}.")  # type: ignore[arg-type]

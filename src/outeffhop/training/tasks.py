@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from outeffhop.methods import Method
 from outeffhop.models import presets
 from outeffhop.models.foreign import refuse_code
+from outeffhop.naming import did_you_mean
 from outeffhop.training.config import DataConfig, RunConfig, TrainConfig, from_dict, to_dict
 
 __all__ = ["TASK", "resolve", "paper_steps"]
@@ -97,9 +97,8 @@ def _sizes(config: RunConfig) -> Any:
     preset: PreTrainedConfig = presets.config(config.model, config.preset)
     for name in config.changes:
         if not hasattr(preset, name):
-            near = get_close_matches(name, preset.to_dict(), n=1)
-            hint = f": did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"changes.{name} is no field of {type(preset).__name__}{hint}")
+            near = did_you_mean(name, preset.to_dict())
+            raise ValueError(f"changes.{name} is no field of {type(preset).__name__}{near}")
     if config.init is None:
         return presets.config(config.model, config.preset, **config.changes)
     if config.changes:
