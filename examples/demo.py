@@ -22,9 +22,10 @@ import retrieve_digits
 
 from outeffhop.cli.reproduce import show
 from outeffhop.experiments import drawing
-from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, run
+from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values
 from outeffhop.experiments.models import finished, measured, quantized, run_config
 from outeffhop.experiments.ranking import mean_std
+from outeffhop.experiments.running import run
 from outeffhop.experiments.table1 import loss_verdict
 from outeffhop.experiments.training_outliers import curve_of, growth_verdict
 from outeffhop.models import presets

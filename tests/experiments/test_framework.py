@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import pytest
 import torch
 
 from outeffhop.experiments import Cell, Experiment, Figure, Result, Settings, Table, Verdict, run
-from outeffhop.experiments.ranking import mean_std, number_of, ranks
+from outeffhop.experiments.ranking import mean_std, number_of, ranks, shown
 from outeffhop.experiments.registry import NAMES, find
+from outeffhop.experiments.running import found_before
 from outeffhop.experiments.threads import one_thread
 
 # An experiment in a module of its own: worker processes import what they measure.
@@ -72,6 +74,29 @@ def test_a_finished_cell_is_not_measured_again(squares, tmp_path):
     assert len(measured(tmp_path)) == 4
     assert lines == ["squares: 4 of 4 cells are there already"]
     assert first.conditions["sum"] == second.conditions["sum"] == 14
+
+
+def test_a_result_says_where_its_cells_were_measured(squares, tmp_path):
+    here = run(squares, Settings(out=tmp_path), quiet).conditions
+    assert here["device"].endswith(f"CPU cores ({platform.machine()})")
+    assert here["torch"] == torch.__version__
+    file = tmp_path / "squares" / "cells" / "square-1.json"
+    kept = json.loads(file.read_text())
+    kept["machine"] = {"device": "another", "torch": here["torch"], "date": "2001-02-03"}
+    file.write_text(json.dumps(kept))
+    both = run(squares, Settings(out=tmp_path), quiet).conditions
+    assert len(measured(tmp_path)) == 4
+    assert sorted(both["device"].split("; ")) == sorted(["another", here["device"]])
+    assert both["torch"] == here["torch"]
+    assert both["date"] == f"2001-02-03 to {here['date']}"
+
+
+def test_what_was_found_before_is_read_and_nothing_measured(squares, tmp_path):
+    assert found_before(squares, Settings(out=tmp_path)) == {}
+    run(squares, Settings(out=tmp_path), quiet)
+    assert found_before(squares, Settings(out=tmp_path))["square-3"] == {"square": 9}
+    assert found_before(squares, Settings(out=tmp_path, scale="small")) == {}
+    assert len(measured(tmp_path)) == 4
 
 
 @pytest.mark.parametrize("torn", ["", '{"asked": {"number": 1}, "sca', "[]", '{"asked": {"number": 1}}'])
@@ -209,6 +234,17 @@ def test_numbers_of_entries():
     ]
     assert mean_std([1.0, 3.0]) == "2 ± 1.4"
     assert mean_std([0.25]) == "0.25"
+    assert mean_std([-1.0, -3.0]) == "−2 ± 1.4"
+    assert number_of(mean_std([-1.0, -3.0])) == -2.0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(123.4, "120"), (-0.00532, "−0.0053"), (99.5, "100"), (0.5, "0.5"), (2.5e7, "2.5e+07"), (1e-9, "1e−09")],
+)
+def test_a_number_is_shown_as_people_write_it(value, text):
+    assert shown(value, 2) == text
+    assert number_of(text) == pytest.approx(value, rel=0.05)
 
 
 def test_one_thread_gives_the_threads_back():

@@ -108,6 +108,7 @@ def test_table1_shows_what_is_measured_and_leaves_the_rest_empty(table1):
     assert opt["outeffhop"][0] == f"{cell(out, PAIR[1])['kurtosis']:.4g}"
     assert opt["gated"][:5] == [None] * 5
     assert opt["gated"][5:9] == list(paper.TABLE1["opt", "gated"])
+    assert all((out / "table1" / f"methods.{kind}").is_file() for kind in ("svg", "png"))
     assert result.verdicts[0].verdict == "not measured"  # one of four models
     assert {v.claim[:4]: v.verdict != "not measured" for v in result.verdicts[2:]} == {
         "BERT": False,
@@ -200,6 +201,11 @@ def test_beyond_measures_saved_models_rounded_four_ways(table1):
     assert [row[0] for row in result.tables[0].rows] == ["W8A8"] * 3 + ["W4A8"] * 3
     assert result.tables[1].rows[3][3] == f"{min(mean(v['rounded'][w]) for v in found for w in W4A8):.4g}"
     assert (out / "beyond" / "losses.png").is_file()
+    *_, options = run(only("table1", *PAIR), quick(out), tell=lambda _: None).tables
+    assert options.title == "OPT with options beyond the paper"
+    (row,) = options.rows  # the paper's own method stands in its table alone
+    assert row[0] == "gated-outeffhop(gate=element, predictor=features, qk_norm=rms)"
+    assert row[4] == f"{found[1]['rounded']['W8A8'][0]:.4g}"
     assert "Beyond the paper" in write_report(out).read_text()
 
 

@@ -8,7 +8,8 @@ from fuzzing import bytes_like, cases, command, one_line, outcome, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Verdict, run
+from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Verdict
+from outeffhop.experiments.running import run
 from outeffhop.outliers import OutlierReport
 from outeffhop.outliers.report import Channel, HeadStats, Position, TensorStats
 from outeffhop.quantization import QuantizationReport

@@ -5,12 +5,14 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from outeffhop.experiments import Figure, Result, Table, Verdict, drawing
 from outeffhop.report import write_report
 
+RESULTS = Path(__file__).parents[2] / "results"
 EVIL = "<script>alert('1 & 2')</script>"
 
 
@@ -132,17 +134,37 @@ document.title = `${shown} of ${pictures.length} pictures, ${wide ? "too wide" :
 </script>"""
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not on PATH")
+needs_browser = pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not on PATH")
+
+
+def seen_by_a_browser(text, folder, width):
+    """How many pictures it shows, and whether the page is as wide as its window at most; no word on its console."""
+    page = folder / "seen.html"
+    # a script at its end says what the browser made of it
+    page.write_text(text.replace("</body>", f"{SEEN}</body>"))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
+    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+    command += [f"--user-data-dir={folder / 'profile'}", f"--window-size={width},900", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "CONSOLE" not in done.stderr
+    return re.search(r"<title>(.*)</title>", done.stdout)[1]
+
+
+@needs_browser
 @pytest.mark.parametrize("width", [400, 1300])
 def test_a_browser_shows_it_whole(tmp_path, width):
     for name in ("table1", "cost"):
         make(tmp_path, name, word="a long name of a method")
-    page = tmp_path / "seen.html"
-    # a script at its end says what the browser made of it
-    page.write_text(write_report(tmp_path).read_text().replace("</body>", f"{SEEN}</body>"))
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"<title>(.*)</title>", done.stdout)[1] == "2 of 2 pictures, fits"
-    assert "CONSOLE" not in done.stderr
+    assert seen_by_a_browser(write_report(tmp_path).read_text(), tmp_path, width) == "2 of 2 pictures, fits"
+
+
+@needs_browser
+@pytest.mark.skipif(not RESULTS.exists(), reason="the results are not in a source distribution")
+@pytest.mark.parametrize("width", [400, 1300])
+def test_a_browser_shows_the_kept_results_whole(tmp_path, width):
+    for kept in RESULTS.glob("*/report.html"):
+        figures = [figure for file in kept.parent.glob("*/result.json") for figure in Result.load(file).figures]
+        assert figures
+        said = f"{len(figures)} of {len(figures)} pictures, fits"
+        assert seen_by_a_browser(kept.read_text(), tmp_path, width) == said, kept

@@ -11,9 +11,9 @@ import torch
 
 from outeffhop.cli.console import print_json, print_table
 from outeffhop.experiments.experiment import Result, Scale, Settings, Table, check_data
-from outeffhop.experiments.experiment import run as run_experiment
 from outeffhop.experiments.ranking import ranks
 from outeffhop.experiments.registry import NAMES, find
+from outeffhop.experiments.running import run as run_experiment
 from outeffhop.outliers.saving import check_folder
 
 __all__ = ["list_experiments", "run", "settings_of"]

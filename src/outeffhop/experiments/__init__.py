@@ -1,5 +1,6 @@
 """Every table and figure of the paper, one file each, and one experiment beyond it."""
 
-from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Verdict, run
+from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Verdict
+from outeffhop.experiments.running import run
 
 __all__ = ["Experiment", "Settings", "Cell", "Result", "Table", "Figure", "Verdict", "run"]

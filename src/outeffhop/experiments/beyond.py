@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from outeffhop.experiments import drawing, paper
 from outeffhop.experiments.comparing import surplus
 from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
-from outeffhop.experiments.models import DATA, finished, measured, needs, precision_of, quantized, run_config, steps_of
+from outeffhop.experiments.models import DATA, finished, measured, needs, quantized, run_config, steps_of
 from outeffhop.experiments.ranking import mean_std
 
-__all__ = ["EXPERIMENT", "Candidate", "at_equal_perplexity", "fold_verdict", "lower_verdict"]
+__all__ = ["EXPERIMENT", "Candidate", "at_equal_perplexity", "by_method", "fold_verdict", "lower_verdict"]
 
 METHODS = (
     "vanilla",
@@ -94,11 +94,17 @@ def _column(bits: str, fold: bool, what: str = "") -> str:
     return " ".join(filter(None, (bits, what))) + (", folded" if fold else "")
 
 
-def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
+def by_method(found: dict[str, Values], settings: Settings) -> dict[str, list[Values]]:
+    """Method → a value of each seed."""
     grouped: dict[str, list[Values]] = {}
     for cell in cells(settings):
         if cell.key in found:
             grouped.setdefault(cell.values["method"], []).append(found[cell.key])
+    return grouped
+
+
+def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
+    grouped = by_method(found, settings)
     candidates = {bits: _candidates(grouped, bits) for bits in BITS}
     rivals = [m for m in METHODS if m in paper.METHODS and m not in grouped]
     verdicts = [lower_verdict(bits, candidates[bits], rivals) for bits in BITS]
@@ -204,8 +210,6 @@ def _rounded(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
 
 def _draw(candidates: Mapping[str, Sequence[Candidate]], folder: Path) -> None:
     """A row for each method: its perplexity, and what each way of rounding adds."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
     methods = list(dict.fromkeys(c.method for c in candidates[BITS[0]]))
     figure, _ = drawing.new(10, 1 + 0.32 * max(len(methods), 3), columns=3)
     whole, *rounded = figure.axes
@@ -221,10 +225,6 @@ def _draw(candidates: Mapping[str, Sequence[Candidate]], folder: Path) -> None:
         whole.scatter(c.perplexity, [methods.index(c.method)] * len(c.perplexity), color=drawing.colour(c.method), s=36)
     for axis, bits in zip(rounded, BITS, strict=True):
         axis.set_title(f"{bits} loss", fontsize=9)
-        axis.set_xscale("log")
-        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.xaxis.set_minor_locator(NullLocator())
         for c in candidates[bits]:
             colour = drawing.colour(c.method)
             losses = [loss if loss > 0 else math.nan for loss in c.losses]  # none has no logarithm
@@ -232,6 +232,7 @@ def _draw(candidates: Mapping[str, Sequence[Candidate]], folder: Path) -> None:
             axis.scatter(
                 losses, [row] * len(losses), s=30, edgecolors=colour, facecolors="none" if c.folded else colour
             )
+        drawing.logarithmic(axis, "x")
     drawing.save(figure, folder, "losses")
 
 
@@ -283,10 +284,10 @@ def fold_verdict(bits: str, candidates: Sequence[Candidate]) -> Verdict:
 
 
 def _conditions(grouped: Found, settings: Settings) -> Values:
-    said: Values = {"seeds": settings.seeds, "precision": precision_of("opt", settings)}
+    said: Values = {"seeds": settings.seeds}
     runs = [value for values in grouped.values() for value in values]
     if runs:
-        said["OPT"] = "{data}: {steps} steps of {batch}, lr {lr:g}".format(**runs[0])
+        said["OPT"] = "{data}: {steps} steps of {batch}, lr {lr:g}, {precision}".format(**runs[0])
     said["W8A8, W4A8"] = "weights and activations per tensor, static; three calibration draws for every trained model"
     return said
 

@@ -71,6 +71,7 @@ def measure(cell: Cell, settings: Settings) -> Values:
         "accuracy": [(line["step"], 100 * line["eval_accuracy"]) for line in lines if "eval_accuracy" in line],
         "batch": config.train.batch_size,
         "lr": config.train.lr,
+        "precision": config.train.precision,
     }
 
 
@@ -99,7 +100,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         [speed_verdict({m: [_over(v, "accuracy") for v in values] for m, values in seeds.items()})],
         {"data": "builtin:images" if settings.scale == "tiny" else "cifar10", "seeds": settings.seeds}
         | {"steps": one["accuracy"][-1][0], "batch": one["batch"], "learning rate": one["lr"]}
-        | {"precision": trained.precision_of("vit", settings)}
+        | {"precision": one["precision"]}
         | {"layers": "softmax, sparsemax and softmax1: three different normalizers, as the comparison needs"}
         | ({} if settings.scale == "tiny" else {"model": _MODEL}),
     )

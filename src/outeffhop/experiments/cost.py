@@ -45,7 +45,9 @@ def measure(cell: Cell, settings: Settings) -> Values:
             begun = time.perf_counter()
             step()
             seconds[method].append(time.perf_counter() - begun)
-    return {"seconds": seconds, "memory_gb": memory, "batch": batch}
+    precision = "bf16" if settings.device.startswith("cuda") else "fp32"
+    how = {"batch": batch, "precision": precision, "threads": torch.get_num_threads()}
+    return {"seconds": seconds, "memory_gb": memory, **how}
 
 
 def _inputs(model: str, settings: Settings, batch: int, length: int | None) -> dict[str, Tensor]:
@@ -105,6 +107,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
             times = [round(1000 * at, 3), f"{at / base:.3f}"]
             rows.append([paper.NAMES[model], method, values["batch"], *times, shown, paper.MEMORY_GB[model][i]])
     _draw(found, folder)
+    one = next(iter(found.values()))
     columns = ["model", "method", "batch", "ms a step", "to vanilla", "memory of a step, GB", "paper: RAM, GB"]
     better = {"ms a step": "low", "memory of a step, GB": "low", "paper: RAM, GB": "low"}
     note = "Medians; the methods by turns. The paper gives the whole machine's main memory, ours is the GPU's own."
@@ -115,8 +118,8 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         [Table("A training step", columns, rows, better, "model", note)],
         [Figure("time", "Time of a training step", "The median of all rounds, and their quartiles.")],
         [time_verdict({m: values["seconds"] for m, values in found.items()})],
-        {"data": "random numbers", "rounds": len(next(iter(found.values()))["seconds"]["vanilla"])}
-        | {"precision": "bf16" if settings.device.startswith("cuda") else "fp32", "threads": torch.get_num_threads()},
+        {"data": "random numbers", "rounds": len(one["seconds"]["vanilla"])}
+        | {"precision": one["precision"], "threads": one["threads"]},
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from outeffhop.outliers.saving import write_whole
 
-__all__ = ["COLOURS", "MARKERS", "colour", "marker", "new", "save"]
+__all__ = ["COLOURS", "MARKERS", "colour", "logarithmic", "marker", "new", "save"]
 
 # Okabe and Ito's colours; what is related shares a hue's lightness, what is compared does not
 COLOURS = {
@@ -48,6 +48,18 @@ def new(width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def logarithmic(axis: Any, side: str) -> None:
+    """The x or y axis of a panel on a logarithmic scale, with numbers as people write them."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    getattr(axis, f"set_{side}scale")("log")
+    ruler = getattr(axis, f"{side}axis")
+    low, high = ruler.get_view_interval()
+    ruler.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
+    ruler.set_major_formatter("{x:g}")
+    ruler.set_minor_locator(NullLocator())
 
 
 def save(figure: Any, folder: Path, name: str) -> None:

@@ -1,33 +1,22 @@
 """What every table and figure of the paper is made of: cells measured one by one, and a result drawn from all.
 
-A cell is the smallest thing measured (one model, method and seed, say). It is written to a file of its own as soon
-as it is done, so an experiment that was killed goes on where it stopped, and cells run side by side where there
-is room.
+A cell is the smallest thing measured: one model, method and seed, say.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import multiprocessing
-import os
-import platform
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
+from outeffhop.outliers.reading import read_as
+from outeffhop.outliers.saving import to_plain
 
-from outeffhop.outliers.reading import read_as, read_json
-from outeffhop.outliers.saving import from_plain, to_plain, write_whole
-
-__all__ = ["Cell", "Experiment", "Settings", "Table", "Figure", "Verdict", "Result", "check_data", "run"]
+__all__ = ["Cell", "Experiment", "Settings", "Table", "Figure", "Verdict", "Result", "check_data"]
 
 Scale = Literal["tiny", "small", "paper"]
 Values = dict[str, Any]
@@ -191,95 +180,3 @@ def check_data(experiment: Experiment, settings: Settings) -> None:
                 f"{experiment.name} at scale={settings.scale!r} needs the folder {name!r} of the data sets: "
                 f"say where they are with --data FOLDER (data={str(settings.data)!r})"
             )
-
-
-def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] = print) -> Result:
-    """Measures the cells that are not measured yet, and writes ``result.json`` with its figures."""
-    check_data(experiment, settings)
-    folder = settings.out / experiment.name
-    cells = list(experiment.cells(settings))
-    done = {cell.key: found for cell in cells if (found := _read(folder, cell, settings)) is not None}
-    asked = [cell for cell in cells if any(fnmatchcase(cell.key, pattern) for pattern in settings.only)]
-    if not asked:
-        raise ValueError(f"only={settings.only}: {experiment.name} has no such cell; there are {_some_keys(cells)}")
-    if not experiment.partial and {cell.key for cell in cells} - {cell.key for cell in asked} - done.keys():
-        raise ValueError(f"only={settings.only}: {experiment.name} needs all of its {len(cells)} cells; leave it out")
-    missing = [cell for cell in asked if cell.key not in done]
-    if done:
-        tell(f"{experiment.name}: {len(done)} of {len(cells)} cells are there already")
-    for cell, values in _measured(experiment, missing, settings):
-        done[cell.key] = values
-        _write(folder, cell, settings, values)
-        tell(f"{experiment.name}: {cell.key} ({len(done)} of {len(cells)})")
-    # in the order asked for, whichever was there before or came first from another process
-    result = experiment.conclude({c.key: done[c.key] for c in cells if c.key in done}, settings, folder)
-    conditions = {**hardware(settings), **result.conditions}
-    if len(done) < len(cells):
-        conditions["cells"] = f"{len(done)} of {len(cells)} are measured"
-    result = dataclasses.replace(result, conditions=conditions)
-    write_whole(folder / "result.json", result.to_json())
-    return result
-
-
-def _some_keys(cells: Sequence[Cell]) -> str:
-    keys = [cell.key for cell in cells]
-    return ", ".join(keys) if len(keys) <= 6 else f"{', '.join(keys[:3])}, ..., {keys[-1]}"
-
-
-def hardware(settings: Settings) -> Values:
-    on_gpu = settings.device.startswith("cuda")
-    return {
-        "scale": settings.scale
-        + (", cut down to see that it runs: these numbers mean nothing" if settings.quick else ""),
-        "device": torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()} CPU cores ({platform.machine()})",
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
-def _measured(experiment: Experiment, cells: list[Cell], settings: Settings) -> Any:
-    if settings.workers <= 1 or len(cells) <= 1:
-        for cell in cells:
-            yield cell, experiment.measure(cell, settings)
-        return
-    # spawn: a forked process has no use of CUDA, nor of torch's threads
-    context = multiprocessing.get_context("spawn")
-    workers = min(settings.workers, len(cells))
-    cores = max(1, (os.cpu_count() or 1) // workers)  # each its share: threads that wait for a core cost most
-    with ProcessPoolExecutor(workers, context, torch.set_num_threads, (cores,)) as pool:
-        running = {pool.submit(experiment.measure, cell, settings): cell for cell in cells}
-        failed: BaseException | None = None
-        for future in as_completed(running):
-            error = None if future.cancelled() else future.exception()
-            if error is not None and failed is None:
-                failed = error
-                for other in running:  # those that run already are kept, the others not begun
-                    other.cancel()
-            if error is None and not future.cancelled():
-                yield running[future], future.result()
-        if failed is not None:
-            raise failed
-
-
-def _file(folder: Path, cell: Cell) -> Path:
-    return folder / "cells" / f"{cell.key}.json"
-
-
-def _write(folder: Path, cell: Cell, settings: Settings, values: Values) -> None:
-    kept = to_plain({"asked": cell.values, "scale": settings.scale, "quick": settings.quick, "found": values})
-    write_whole(_file(folder, cell), json.dumps({**kept, "sha256": _digest(kept["found"])}, indent=1) + "\n")
-
-
-def _read(folder: Path, cell: Cell, settings: Settings) -> Values | None:
-    """What was found before for the same question; a question asked otherwise, or a damaged file, is measured anew."""
-    try:
-        kept = read_json(_file(folder, cell))
-        same = (kept["asked"], kept["scale"], kept["quick"]) == (to_plain(cell.values), settings.scale, settings.quick)
-        whole = isinstance(kept["found"], dict) and kept.get("sha256", _digest(kept["found"])) == _digest(kept["found"])
-        return from_plain(kept["found"]) if same and whole else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _digest(found: Any) -> str:
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()

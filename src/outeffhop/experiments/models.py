@@ -204,6 +204,7 @@ def measured(config: RunConfig, settings: Settings, split: str = "validation") -
         "max_steps": config.train.max_steps,
         "lr": config.train.lr,
         "batch": config.train.batch_size,
+        "precision": config.train.precision,
         "data": _plain(config.data, settings),
     }
 

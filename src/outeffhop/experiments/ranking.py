@@ -9,16 +9,22 @@ from typing import Any
 
 from outeffhop.experiments.experiment import Table
 
-__all__ = ["mean_std", "number_of", "ranks"]
+__all__ = ["mean_std", "number_of", "ranks", "shown"]
 
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
+_NUMBER = re.compile(r"[-−+]?(\d+\.?\d*|\.\d+)(e[-−+]?\d+)?")
+
+
+def shown(value: float, digits: int = 4) -> str:
+    """So many digits and a true minus; 120 where Python would write 1.2e+02."""
+    text = f"{value:.{digits}g}"
+    return (f"{float(text):.0f}" if "e+" in text and abs(value) < 1e6 else text).replace("-", "−")
 
 
 def mean_std(values: Sequence[float], digits: int = 4) -> str:
     """ "0.1234 ± 0.0056"; the mean alone of a single value."""
     if len(values) == 1:
-        return f"{values[0]:.{digits}g}"
-    return f"{mean(values):.{digits}g} ± {stdev(values):.2g}"
+        return shown(values[0], digits)
+    return f"{shown(mean(values), digits)} ± {shown(stdev(values), 2)}"
 
 
 def number_of(entry: Any) -> float | None:
@@ -28,7 +34,7 @@ def number_of(entry: Any) -> float | None:
     if isinstance(entry, int | float):
         return float(entry)
     found = _NUMBER.fullmatch(str(entry).split("±")[0].strip())
-    return float(found[0]) if found else None
+    return float(found[0].replace("−", "-")) if found else None
 
 
 def ranks(table: Table) -> dict[tuple[int, int], int]:

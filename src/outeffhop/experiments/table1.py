@@ -8,22 +8,22 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from outeffhop.experiments import paper
+from outeffhop.experiments import beyond, drawing, paper
 from outeffhop.experiments.comparing import surplus
-from outeffhop.experiments.experiment import Cell, Experiment, Result, Settings, Table, Values, Verdict
+from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
 from outeffhop.experiments.models import (
     CHIEF,
     DATA,
     finished,
     measured,
     needs,
-    precision_of,
     quantized,
     run_config,
     steps_of,
     steps_said,
 )
-from outeffhop.experiments.ranking import mean_std
+from outeffhop.experiments.ranking import mean_std, shown
+from outeffhop.experiments.running import found_before
 from outeffhop.models import presets
 
 __all__ = ["EXPERIMENT", "by_method", "cells", "cut_verdict", "loss_verdict", "seeds_said"]
@@ -63,25 +63,36 @@ def by_method(found: dict[str, Values], settings: Settings) -> Found:
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
     grouped = by_method(found, settings)
+    tables = [_summary(grouped), *(_table(model, grouped) for model in paper.NAMES)]
+    further = beyond.by_method(found_before(beyond.EXPERIMENT, settings), settings)
+    if options := {method: values for method, values in further.items() if method not in paper.METHODS}:
+        tables.append(_options(options))
+    _draw(grouped, folder)
     return Result(
         EXPERIMENT.name,
         EXPERIMENT.of,
         EXPERIMENT.about,
-        [_summary(grouped), *(_table(model, grouped) for model in paper.NAMES)],
-        (),
+        tables,
+        [
+            Figure(
+                "methods",
+                "Outliers and the loss of W8A8, by model and method",
+                "Bars are ours, diamonds the paper's at its scale. Where there are several seeds, a dot for each. "
+                "Kurtosis and inf norm on logarithmic scales.",
+            )
+        ],
         verdicts(grouped),
-        conditions(grouped, settings),
+        conditions(grouped),
     )
 
 
-def conditions(grouped: Found, settings: Settings) -> Values:
+def conditions(grouped: Found) -> Values:
     said = {"seeds": seeds_said(grouped)}
     for model in paper.NAMES:
         runs = [value for (m, _), values in grouped.items() if m == model for value in values]
         if runs:
-            numbers = "{data}: batches of {batch}, lr {lr:g}".format(**runs[0])
-            steps = steps_said([r["steps"] for r in runs])
-            said[paper.NAMES[model]] = f"{numbers}, {precision_of(model, settings)}, steps: {steps}"
+            numbers = "{data}: batches of {batch}, lr {lr:g}, {precision}".format(**runs[0])
+            said[paper.NAMES[model]] = f"{numbers}, steps: {steps_said([r['steps'] for r in runs])}"
     said["W8A8"] = "weights and activations per tensor, static; three calibration draws for every trained model"
     return said
 
@@ -152,6 +163,54 @@ def _table(model: str, grouped: Found) -> Table:
     )
 
 
+def _options(further: dict[str, list[Values]]) -> Table:
+    """What ``beyond`` has measured, as Table 1 has it."""
+    columns = ["avg kurtosis", "max inf norm", "FP perplexity", "W8A8 perplexity"]
+    rows = []
+    for method, values in further.items():
+        seen = [
+            [float(v["kurtosis"]) for v in values],
+            [float(v["inf_norm"]) for v in values],
+            [_full("opt", v) for v in values],
+            [mean(map(float, v["rounded"]["W8A8"])) for v in values],
+        ]
+        rows.append([method, *map(mean_std, seen), f"{values[0]['parameters'] / 1e6:.3f}M"])
+    return Table(
+        "OPT with options beyond the paper",
+        ["method", *columns, "parameters"],
+        rows,
+        dict.fromkeys(columns, "low"),
+        note="Trained and measured as OPT above; more of them in the section Beyond the paper.",
+    )
+
+
+def _draw(grouped: Found, folder: Path) -> None:
+    """A row of panels for each model: kurtosis, inf norm, loss of W8A8; a bar for each method."""
+    figure, _ = drawing.new(10, 8.4, columns=3, rows=len(paper.NAMES))
+    titles = ("avg kurtosis", "max inf norm", "W8A8 loss: {}")
+    for i, axis in enumerate(figure.axes):
+        model, column = list(paper.NAMES)[i // 3], i % 3
+        for at, method in enumerate(paper.METHODS):
+            values, printed = grouped.get((model, method), []), paper.TABLE1[model, method]
+            seen = [[v["kurtosis"] for v in values], [v["inf_norm"] for v in values], _losses(model, values)][column]
+            theirs = (printed.kurtosis, printed.inf_norm, _loss(model, printed.full, printed.w8a8))[column]
+            if seen:
+                axis.barh(at, mean(seen), color=drawing.colour(method), height=0.62)
+            if len(values) > 1:
+                axis.plot(seen, [at] * len(seen), "o", color="#BBBBBB", markeredgecolor="#444444", markersize=4)
+            axis.plot(theirs, at, "D", color="white", markeredgecolor="#444444", markersize=5.5)
+        axis.set_yticks(range(len(paper.METHODS)), paper.METHODS if column == 0 else [""] * len(paper.METHODS))
+        axis.set_ylim(len(paper.METHODS) - 0.4, -0.6)
+        axis.tick_params(labelsize=8)
+        axis.set_title(f"{paper.NAMES[model]}, {titles[column].format(CHIEF[model][1])}", fontsize=9)
+        if column < 2:
+            axis.set_xlim(1, 1.2 * axis.get_xlim()[1])  # a bar must begin somewhere: the least a kurtosis can be
+            drawing.logarithmic(axis, "x")
+        else:
+            axis.axvline(0, color="#888888", linewidth=0.8)
+    drawing.save(figure, folder, "methods")
+
+
 def _summary(grouped: Found) -> Table:
     columns = ["model", "kurtosis", "inf norm", "W8A8 loss, vanilla", "W8A8 loss, OutEffHop"]
     rows = []
@@ -161,7 +220,9 @@ def _summary(grouped: Found) -> Table:
         ours = [_percent(_cut(old, new, field)) if old and new else None for field in ("kurtosis", "inf_norm")]
         losses = [mean_std(_losses(model, values), 3) if values else None for values in (old, new)]
         printed = [_percent(1 - getattr(after, f) / getattr(before, f)) for f in ("kurtosis", "inf_norm")]
-        rows.append([name, *ours, *losses, *printed, *(f"{_loss(model, p.full, p.w8a8):.3g}" for p in (before, after))])
+        rows.append(
+            [name, *ours, *losses, *printed, *(shown(_loss(model, p.full, p.w8a8), 3) for p in (before, after))]
+        )
     return Table(
         "OutEffHop against vanilla",
         [*columns, *(f"paper: {c}" for c in columns[1:])],

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 
-from outeffhop.experiments import paper
-from outeffhop.experiments.experiment import Cell, Experiment, Result, Settings, Table, Values, Verdict
-from outeffhop.experiments.models import finished, measured, precision_of, run_config, steps_of, steps_said
+from outeffhop.experiments import drawing, paper
+from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
+from outeffhop.experiments.models import finished, measured, run_config, steps_of, steps_said
 from outeffhop.experiments.ranking import mean_std
 
 __all__ = ["EXPERIMENT", "top_two", "top_two_verdict"]
@@ -75,7 +75,7 @@ def measure(cell: Cell, settings: Settings) -> Values:
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
     seeds: dict[tuple[str, int, str], list[Values]] = {}
-    steps = set()
+    steps, precisions = set(), set()
     for cell in cells(settings):
         if cell.key in found:
             asked, values = cell.values, found[cell.key]
@@ -83,16 +83,25 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
                 {**values["metrics"], "kurtosis": values["kurtosis"], "inf_norm": values["inf_norm"]}
             )
             steps.add(values["steps"])
+            precisions.add(values["precision"])
     means = {key: {f: mean(v[f] for v in values) for f in FIELDS} for key, values in seeds.items()}
+    _draw(means, folder)
     return Result(
         EXPERIMENT.name,
         EXPERIMENT.of,
         EXPERIMENT.about,
         [_table(seeds), _counts(means)],
-        (),
+        [
+            Figure(
+                "horizons",
+                "Forecasts and outliers over the horizon",
+                "Solid lines are ours; dotted, with hollow marks, the paper's at its scale. Inf norms on a logarithmic "
+                "scale.",
+            )
+        ],
         [top_two_verdict(*top_two(means))],
         {"data": ", ".join(dict.fromkeys(d for d, _, _ in seeds)), "split": "test", "seeds": settings.seeds}
-        | {"steps": steps_said(steps), "precision": precision_of("stanhop", settings)},
+        | {"steps": steps_said(steps), "precision": ", ".join(sorted(precisions))},
     )
 
 
@@ -110,6 +119,29 @@ def _table(seeds: Mapping[tuple[str, int, str], list[Values]]) -> Table:
     return Table(
         "Forecasts", ["data, horizon", "layers", *columns], rows, dict.fromkeys(columns, "low"), "data, horizon"
     )
+
+
+def _draw(means: Numbers, folder: Path) -> None:
+    """A row of panels for each data set: MSE, kurtosis, inf norm over the rows forecast; a line for each kind."""
+    data_sets = list(dict.fromkeys(data for data, _, _ in means))
+    fields = ("mse", "kurtosis", "inf_norm")
+    figure, _ = drawing.new(10, 2.9 * len(data_sets), columns=len(fields), rows=len(data_sets))
+    panels = [(data, field) for data in data_sets for field in fields]
+    for axis, (data, field) in zip(figure.axes, panels, strict=True):
+        for method in paper.FORECASTERS:
+            kind = "dense" if method == "vanilla" else method
+            look = {"color": drawing.colour(kind), "marker": drawing.marker(kind), "markersize": 5}
+            ours = {h: v[field] for (d, h, m), v in means.items() if (d, m) == (data, method)}
+            theirs = {h: getattr(v, field) for (d, h, m), v in paper.TABLE2.items() if (d, m) == (data, method)}
+            axis.plot([*ours], [*ours.values()], label=kind, **look)
+            axis.plot([*theirs], [*theirs.values()], ":", markerfacecolor="none", alpha=0.6, linewidth=1, **look)
+        axis.set_title(f"{data}, {FIELDS[field]}", fontsize=9)
+        axis.set_xlabel("rows forecast", fontsize=8)
+        axis.tick_params(labelsize=8)
+        if field == "inf_norm":
+            drawing.logarithmic(axis, "y")
+    figure.axes[0].legend(fontsize=7, frameon=False)
+    drawing.save(figure, folder, "horizons")
 
 
 def rank(means: Numbers, data: str, horizon: int, field: str, method: str = "outeffhop") -> int | None:
