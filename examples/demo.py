@@ -102,7 +102,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         ],
         _figures(models, folder),
         [
-            growth_verdict("OPT", {("opt", method): values["curve"] for method, values in models.items()}, "opt"),
+            growth_verdict("OPT", {("opt", method): [values["curve"]] for method, values in models.items()}, "opt"),
             loss_verdict("OPT", "perplexity", losses["vanilla"], losses["outeffhop"]),
         ],
         {
