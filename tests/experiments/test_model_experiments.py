@@ -19,6 +19,7 @@ from outeffhop.experiments.beyond import Candidate, at_equal_perplexity, fold_ve
 from outeffhop.experiments.comparing import surplus
 from outeffhop.experiments.convergence import speed_verdict
 from outeffhop.experiments.cost import time_verdict
+from outeffhop.experiments.ranking import shown as number_shown
 from outeffhop.experiments.registry import find
 from outeffhop.experiments.table1 import cut_verdict, loss_verdict
 from outeffhop.experiments.table2 import rank, top_two, top_two_verdict
@@ -197,7 +198,7 @@ def test_beyond_measures_saved_models_rounded_four_ways(table1):
     assert len({tuple(values) for values in found[1]["rounded"].values()}) == 4
     shown, lost = (next(row for row in table.rows if "element" in row[0]) for table in result.tables[2:])
     assert shown[1] == f"{found[1]['metrics']['perplexity']:.4g}"
-    assert lost[4] == f"{expected - found[1]['metrics']['perplexity']:.3g}"
+    assert lost[4] == number_shown(expected - found[1]["metrics"]["perplexity"], 3)
     assert [row[0] for row in result.tables[0].rows] == ["W8A8"] * 3 + ["W4A8"] * 3
     assert result.tables[1].rows[3][3] == f"{min(mean(v['rounded'][w]) for v in found for w in W4A8):.4g}"
     assert (out / "beyond" / "losses.png").is_file()

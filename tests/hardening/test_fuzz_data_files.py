@@ -203,7 +203,10 @@ ANY_NAME = st.text(max_size=12) | st.sampled_from(
 
 @cases(20)
 @given(ANY_NAME, st.sampled_from([None, "mlm", "classification", "nothing", ""]))
-def test_a_spec_of_any_text(tmp_path_factory, spec, task):
+def test_a_spec_of_any_text(tmp_path, monkeypatch, spec, task):
+    monkeypatch.chdir(tmp_path)  # "." and "~" may be large folders
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "book.txt").write_text("Some words.\n" * 200)
     if spec.startswith("hub:") and spec.strip("/") != "hub:":
         return  # would go to the network
     arguments = ["data", spec] + ([] if task is None else ["--task", task])

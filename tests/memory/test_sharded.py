@@ -101,7 +101,7 @@ def work(rank: int, ranks: int, folder: str, checks: tuple[str, ...]) -> None:
     ("ranks", "checks"),
     [
         (2, ("agree_with_one_process", "stay_finite_at_large_scores", "classify", "refuse_together")),
-        (4, ("agree_with_one_process", "classify")),
+        pytest.param(4, ("agree_with_one_process", "classify"), marks=pytest.mark.slow),
     ],
 )
 def test_processes(ranks: int, checks: tuple[str, ...], tmp_path: Path) -> None:

@@ -136,11 +136,15 @@ def test_generation_is_the_same_with_any_cache(name, method):
 
 # two methods for each model, in turn, so that every method is compiled
 COMPILED = [
-    (name, methods_for(name)[(2 * i + j) % len(methods_for(name))]) for i, name in enumerate(MODELS) for j in (0, 1)
+    (name, methods_for(name)[(2 * i + j) % len(methods_for(name))]) for j in (0, 1) for i, name in enumerate(MODELS)
 ]
+FIRST, SECOND = COMPILED[: len(MODELS)], COMPILED[len(MODELS) :]
 
 
-@pytest.mark.parametrize(("name", "method"), [*COMPILED, ("vit", "gated(gate=head)")])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [*FIRST, ("vit", "gated(gate=head)"), *(pytest.param(*case, marks=pytest.mark.slow) for case in SECOND)],
+)
 def test_compiles_as_one_graph(name, method):
     torch._dynamo.reset()  # the models share code, and Dynamo counts how often it compiles it
     model, batch = build(name, method, torch.float32), inputs(name)

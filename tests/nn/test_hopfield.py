@@ -300,7 +300,11 @@ def test_dropout_only_in_training():
 
 
 @pytest.mark.parametrize(
-    "method", ["outeffhop", "gated-outeffhop", "clipped", "sparse", "gsh", "outeffhop(sink=learned)"]
+    "method",
+    [
+        *("outeffhop", "gated-outeffhop", "sparse", "outeffhop(sink=learned)"),
+        *(pytest.param(method, marks=pytest.mark.slow) for method in ("clipped", "gsh")),
+    ],
 )
 def test_compile_export_copy_pickle(method):
     torch._dynamo.reset()

@@ -66,7 +66,7 @@ def test_killed_while_files_are_written(whole_run, cache, tmp_path):
     same(whole_run("opt"), out)
 
 
-@pytest.mark.parametrize("model", ["bert", "stanhop"])
+@pytest.mark.parametrize("model", ["bert", pytest.param("stanhop", marks=pytest.mark.slow)])
 def test_with_dropout(model, whole_run, cache, tmp_path):
     """Its random numbers are the ones that would have come."""
     same(whole_run(model), killed(config(model, "", cache), tmp_path, ["step", 7], ["rename", 1]))

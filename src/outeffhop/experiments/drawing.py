@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,16 @@ def new(width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1
 
 
 def logarithmic(axis: Any, side: str) -> None:
-    """The x or y axis of a panel on a logarithmic scale, with numbers as people write them."""
+    """The x or y axis of a panel on a logarithmic scale, with numbers as people write them.
+
+    To be called once all is drawn. An axis of nothing above 0 stays as it is.
+    """
     from matplotlib.ticker import LogLocator, NullLocator
 
-    getattr(axis, f"set_{side}scale")("log")
     ruler = getattr(axis, f"{side}axis")
+    if not math.isfinite(ruler.get_minpos()):
+        return
+    getattr(axis, f"set_{side}scale")("log")
     low, high = ruler.get_view_interval()
     ruler.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
     ruler.set_major_formatter("{x:g}")
