@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-slow wheel test-versions coverage fuzz lint format docs bench clean
+.PHONY: help setup demo test test-slow tiny wheel test-versions coverage fuzz lint format docs bench clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,9 @@ test-slow: setup ## the long checks, some on a real checkpoint; more with OUTEFF
 
 test-versions: setup ## the tests on the oldest and newest torch and transformers; makes environments of gigabytes
 	$(BIN)/python tools/versions.py
+
+tiny: setup ## every table and figure of the paper at tiny scale, on CPU, into build/tiny; hours, can be killed and goes on
+	$(BIN)/outeffhop reproduce all --scale tiny --seeds 1 --workers 2 --out build/tiny
 
 wheel: setup ## sdist and wheel into dist/, tried in an empty environment
 	$(BIN)/python -m build --no-isolation

@@ -124,7 +124,8 @@ def speed_verdict(accuracies: dict[str, list[float]]) -> Verdict:
     lead = surplus(own, accuracies[rival])
     kind: Any = "confirmed" if lead > 0 else "contradicted" if lead < 0 else "not seen"
     said = ", ".join(f"{METHODS[m]} {mean_std(accuracies[m])}" for m in METHODS)
-    return Verdict(claim, kind, f"accuracy averaged over training, in %: {said}")
+    alone = "; one run of each" if max(map(len, accuracies.values())) == 1 else ""
+    return Verdict(claim, kind, f"accuracy averaged over training, in %: {said}{alone}")
 
 
 def _draw(seeds: dict[str, list[Values]], folder: Path) -> None:

@@ -121,7 +121,8 @@ class Point:
         """The tensor rounded, in its own dtype."""
         values = x if self.factors is None else x.float() * self.factors.to(x.device)
         if self.observer is None:  # each token by its own range
-            grid = self.spec.grid(*self.spec.minmax(values)) if x.numel() else None
+            # a token that holds NaN has no range: whatever its grid, NaN stays, and the next sum is NaN
+            grid = self.spec.grid(*(end.nan_to_num() for end in self.spec.minmax(values))) if x.numel() else None
         else:
             if self.grid is not None and self.grid.scale.device != x.device:
                 self.grid = self.grid.to(x.device)

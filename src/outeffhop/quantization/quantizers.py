@@ -113,22 +113,28 @@ class Grid:
         return (torch.round(x.float() * (1.0 / scale)) + zero).clamp(*self.spec.integers).int()
 
     def dequantize(self, q: Tensor) -> Tensor:
-        """float32 values of integers."""
+        """float32 values of integers, of any integer dtype."""
         scale, zero = self._spread(q)
-        return (q - zero).float() * scale
+        return (q.int() - zero).float() * scale  # int32: a difference of bytes would be a byte
 
     def fake(self, x: Tensor) -> Tensor:
-        """Each value moved to its nearest point of the grid: computed in float32, returned in the dtype of x."""
+        """Each value moved to its nearest point of the grid: computed in float32, returned in the dtype of x.
+
+        What is NaN stays NaN, of which integers have none.
+        """
         values = x.float()
         smallest, largest = self.spec.integers
+        scale, zero = self._spread(values)
+        # PyTorch counts steps in int64, which what is infinite or huge would overflow, to the wrong end
+        near = values.clamp(scale * (smallest - zero - 1), scale * (largest - zero + 1))
         if self.spec.granularity == "tensor":
-            out = torch.fake_quantize_per_tensor_affine(values, self.scale[0], self.zero_point[0], smallest, largest)
+            out = torch.fake_quantize_per_tensor_affine(near, self.scale[0], self.zero_point[0], smallest, largest)
         else:
             token = self.spec.granularity == "token"
-            flat = self.spec.rows(values) if token else values
-            axis = 0 if token else self.spec.axis
+            flat = self.spec.rows(near) if token else near
+            axis = 0 if token else self.spec.axis % x.dim()
             out = torch.fake_quantize_per_channel_affine(flat, self.scale, self.zero_point, axis, smallest, largest)
-        return out.reshape(x.shape).to(x.dtype)
+        return torch.where(values.isnan(), values, out.reshape(x.shape)).to(x.dtype)
 
     def _spread(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scale and zero point, so shaped that they meet their elements."""
