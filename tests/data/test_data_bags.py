@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from picture_files import pictures_of, write_idx_pair
+from PIL import Image
 
-from outeffhop.data import collate_bags, load_bags
+from outeffhop.data import Bags, collate_bags, load_bags
 
 
 def write_bags(file, sizes=(3, 1, 4, 2, 5, 2), labels=(1, 0, 1, 0, 1, 0), features=4):
@@ -45,6 +46,12 @@ def test_scaling_is_fitted_on_the_bags_it_is_told(tmp_path):
     seen = torch.cat(train.instances)
     expected = (test.instances[0] - seen.mean(0)) / seen.std(0, correction=0)
     torch.testing.assert_close(test.scaled(like=train).instances[0], expected)
+
+
+def test_a_feature_that_stands_still_is_not_scaled_by_rounding():
+    train = Bags("", [torch.full((1000, 1), 0.1)], torch.tensor([1]))
+    test = Bags("", [torch.full((3, 1), 0.2)], torch.tensor([1]))
+    torch.testing.assert_close(test.scaled(like=train).instances[0], torch.full((3, 1), 0.1))
 
 
 def test_folds_are_stratified_disjoint_and_seeded(tmp_path):
@@ -95,6 +102,7 @@ def test_bags_of_the_digits_that_ship():
         ({"target": 77}, "target=77: train has pictures of classes"),
         ({"split": "tset"}, "did you mean 'test'"),
         ({"count": 1}, "count=1"),
+        ({"mean_size": float("nan")}, "mean_size=nan"),
     ],
 )
 def test_wrong_arguments_are_named(change, message):
@@ -115,3 +123,32 @@ def test_wrong_files_of_bags(tmp_path):
         load_bags(file)
     with pytest.raises(ValueError, match="is a folder: give one"):
         load_bags(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": np.array([[0], [1]])}, r"y \(2, 1\) of 0 and 1 do not fit"),
+        ({"X": np.array([["a", "b"]] * 3)}, "X <U1"),
+        ({"X": np.full((3, 2), 1e300)}, r"X\[0, 0\] is no finite number, or one too large for float32"),
+        ({"X": np.zeros((0, 2)), "bag": np.zeros(0, int), "y": np.zeros(0, int)}, "do not fit"),
+    ],
+)
+def test_arrays_that_are_no_bags(tmp_path, change, message):
+    file = tmp_path / "a.npz"
+    np.savez(file, **{"X": np.zeros((3, 2)), "bag": np.array([1, 1, 2]), "y": np.array([0, 1])} | change)
+    with pytest.raises(ValueError, match=message):
+        load_bags(file)
+
+
+def test_features_of_other_byte_order(tmp_path):
+    np.savez(tmp_path / "a.npz", X=np.array([[1.5], [2.5]], ">f8"), bag=np.array([1, 2]), y=np.array([0, 1]))
+    assert torch.cat(load_bags(tmp_path / "a.npz").instances).tolist() == [[1.5], [2.5]]
+
+
+def test_pictures_of_different_sizes(tmp_path):
+    for i in range(20):
+        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
+        Image.new("L", (4 + i, 4)).save(tmp_path / "ab"[i % 2] / f"{i}.png")
+    with pytest.raises(ValueError, match=r"pictures of sizes \(4, 4, 1\) and \(4, \d, 1\): bags need one size"):
+        load_bags(tmp_path, target=1)

@@ -50,6 +50,11 @@ def test_rows_of_one_line_are_lines_and_others_are_documents(hub):
     assert texts("hub:articles") == [("a\nb", True), ("c", True)]
 
 
+def test_rows_without_text(hub):
+    hub["gaps", None] = {split: rows(["a\nb", None, "c"]) for split in ("train", "validation", "test")}
+    assert texts("hub:gaps") == [("a\nb", True), ("c", True)]
+
+
 def test_the_same_text_gives_the_same_blocks_whichever_way_it_came(hub, tmp_path):
     lines = [f"line {i} of some text\n" for i in range(400)]
     hub["some", None] = {"train": rows(lines)}
@@ -76,6 +81,12 @@ def test_pictures_with_labels(hub):
     assert data.about["classes"] == ["cat", "dog"]
     found = {(s["pixel_values"] * 255).round().byte().permute(1, 2, 0).numpy().tobytes() for s in data.train}
     assert found <= {image.tobytes() for image in images}
+    grey_first = {"img": [Image.new("L", (5, 5)), *table["img"][1:]], "label": table["label"]}
+    hub["owner/grey", None] = {"train": datasets.Dataset.from_dict(grey_first, features=features)}
+    assert prepare("hub:owner/grey", "classification").changes["num_channels"] == 3
+    hub["owner/none", None] = {"train": datasets.Dataset.from_dict({"img": [], "label": []}, features=features)}
+    with pytest.raises(ValueError, match="no train with pictures"):
+        prepare("hub:owner/none", "classification")
     hub["owner/imagenet-1k", None] = hub["owner/pets", None]
     imagenet = prepare("hub:owner/imagenet-1k", "classification")
     assert imagenet.about["preprocessing"]["mean"] == [0.485, 0.456, 0.406]
@@ -87,6 +98,12 @@ def test_series(hub):
     data = prepare("hub:owner/series", "forecasting", in_len=10, out_len=5)
     assert data.about["series"] == ["x", "y"]
     assert len(data.train) == 280 - 14
+    hub["owner/full", None] = {"full": datasets.Dataset.from_dict(table)}
+    with pytest.raises(ValueError, match="has splits full: one of train, validation, test is needed"):
+        prepare("hub:owner/full", "forecasting")
+    hub["owner/cities", None] = {"train": datasets.Dataset.from_dict(table | {"city": ["here"] * 400})}
+    with pytest.raises(ValueError, match="'hub:owner/cities': column 'city' does not hold numbers"):
+        prepare("hub:owner/cities", "forecasting")
     with pytest.raises(ValueError, match="holds series, but task 'clm' needs text"):
         prepare("hub:owner/series", "clm")
     hub["owner/odd", None] = {"train": datasets.Dataset.from_dict({"a": ["x"], "b": ["y"]})}

@@ -1,5 +1,6 @@
 """Pictures from every form they come in, and what is done to them."""
 
+import json
 import struct
 
 import numpy as np
@@ -83,6 +84,52 @@ def test_a_class_may_be_called_train(tmp_path):
     assert [len(gallery.splits[s]) for s in ("train", "validation", "test")] == [32, 4, 4]
 
 
+@pytest.mark.parametrize("layout", ["{split}", "{name}/{split}"])
+def test_folders_of_splits_are_no_classes(tmp_path, layout):
+    for name in ("cat", "dog"):
+        for split in ("train", "test"):
+            folder = tmp_path / layout.format(name=name, split=split)
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (4, 4)).save(folder / f"{name}.png")
+    with pytest.raises(ValueError, match=r"folders test, train, which name splits, not classes: .* as in train/CLASS"):
+        load_pictures(parse(str(tmp_path)))
+
+
+def test_pictures_below_a_class_are_refused(tmp_path):
+    for name in ("cat", "cat/kittens", "dog"):
+        (tmp_path / name).mkdir()
+        Image.new("L", (4, 4)).save(tmp_path / name / "x.png")
+    with pytest.raises(ValueError, match=r"cat.kittens lies in a folder that has pictures of its own"):
+        load_pictures(parse(str(tmp_path)))
+
+
+@pytest.mark.parametrize("modes", [["L", "RGB", "L"], ["L", "L", "RGBA"], ["1", "P", "L"], ["I;16", "L", "1"]])
+def test_pictures_are_in_colour_where_one_is(tmp_path, modes):
+    for name in ("test/a", "test/b", "train/a", "train/b"):
+        (tmp_path / name).mkdir(parents=True)
+        for i, mode in enumerate(modes if name == "train/b" else ["L"]):
+            Image.new(mode, (4, 4)).save(tmp_path / name / f"{i}.png")
+    gallery = load_pictures(parse(str(tmp_path)))
+    channels = 1 if "I;16" in modes else 3
+    assert {image.shape for part in gallery.splits.values() for image in part.images} == {(4, 4, channels)}
+
+
+def test_splits_of_different_channels(tmp_path):
+    for name, channels in {"train": 3, "test": 1}.items():
+        x, y = pictures_of(20, channels=channels)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    with pytest.raises(ValueError, match="splits with pictures of 1 and 3 channels"):
+        load_pictures(parse(str(tmp_path)))
+
+
+def test_where_there_are_no_pictures(tmp_path):
+    (tmp_path / "a.csv").write_text("date,x\n1,2\n")
+    with pytest.raises(ValueError, match="holds no pictures: give an image folder"):
+        load_pictures(parse(str(tmp_path)))
+    with pytest.raises(ValueError, match="'builtin:text' holds text, no pictures"):
+        load_pictures(parse("builtin:text"))
+
+
 def test_broken_pictures_are_named(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
@@ -93,8 +140,9 @@ def test_broken_pictures_are_named(tmp_path):
 
 def test_pictures_without_classes(tmp_path):
     Image.new("L", (4, 4)).save(tmp_path / "x.png")
-    with pytest.raises(ValueError, match="a subfolder for each of its classes"):
-        load_pictures(parse(str(tmp_path)))
+    for path in (tmp_path, tmp_path / "x.png"):
+        with pytest.raises(ValueError, match="a subfolder for each of its classes"):
+            load_pictures(parse(str(path)))
 
 
 def test_wrong_npz(tmp_path):
@@ -155,8 +203,17 @@ def test_moments_by_channel():
     mean, std = moments(Pictures(x, y))
     assert mean == pytest.approx((x / 255).mean((0, 1, 2)).tolist())
     assert std == pytest.approx((x / 255).std((0, 1, 2)).tolist())
+    for value in (0, 51):  # the sums of 51 / 255 are rounded
+        with pytest.raises(ValueError, match="give std yourself"):
+            moments(Pictures(np.full((50, 8, 8, 3), value, np.uint8), np.zeros(50, np.int64)))
+    x[..., 1] = 51
     with pytest.raises(ValueError, match="give std yourself"):
-        moments(Pictures(np.zeros_like(x), y))
+        moments(Pictures(x, y))
+
+
+def test_mean_and_std_as_arrays():
+    given = prepare("builtin:images", "classification", mean=np.float32([0.5]), std=np.float32([0.25]))
+    assert json.loads(json.dumps(given.about))["preprocessing"]["std"] == [0.25]
 
 
 def test_resized_and_cut_square():
@@ -177,7 +234,10 @@ def test_resized_and_cut_square():
         ({"augment": "ligth"}, "augment='ligth' is unknown; did you mean 'light'"),
         ({"mean": (0.1, 0.2), "std": (1.0, 1.0)}, "mean=.*1 finite numbers"),
         ({"mean": (0.1,), "std": (0.0,)}, "std="),
+        ({"mean": 0.5, "std": 0.5}, "mean=0.5: 1 finite numbers"),
+        ({"mean": ()}, "mean=.*1 finite numbers"),
         ({"image_size": 0}, "image_size=0"),
+        ({"image_size": 8.5}, "image_size=8.5: a whole number"),
         ({"label_smoothing": 1.0}, "label_smoothing=1.0"),
     ],
 )

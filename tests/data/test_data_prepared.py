@@ -68,8 +68,14 @@ def test_batches_are_in_order_and_whole():
     together = torch.cat([batch["labels"] for batch in batches(data.validation, data.eval_collate, 50)])
     assert together.tolist() == [int(sample["labels"]) for sample in data.validation]
     assert len(list(batches(data.validation, data.eval_collate, 50, limit=2))) == 2
-    with pytest.raises(ValueError, match="batch_size=0"):
-        batches(data.validation, data.eval_collate, 0)
+    assert list(batches(data.validation, data.eval_collate, 50, limit=0)) == []
+    for wrong, message in (
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 2.0}, "2.0"),
+        ({"limit": -1}, "limit=-1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            batches(data.validation, data.eval_collate, **{"batch_size": 50} | wrong)
     with pytest.raises(ValueError, match="samples is empty"):
         data.eval_collate([])
 

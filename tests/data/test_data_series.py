@@ -81,9 +81,20 @@ def test_a_series_that_stands_still_stays_finite(tmp_path):
     assert (sample["past_values"][:, 1] == 0).all()
 
 
+def test_rounding_is_no_deviation_of_a_series_that_stands_still(tmp_path):
+    file = tmp_path / "a.csv"  # the mean of seven hundred 0.1 is not 0.1: their deviation is 4e-16
+    file.write_text("date,x\n" + "".join(f"t,{0.1 if i < 700 else 0.2}\n" for i in range(1000)))
+    data = prepare(str(file), "forecasting")
+    assert data.about["preprocessing"]["std"] == [1.0]
+    assert data.test[100]["future_values"].numpy() == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        ("2020-01-01 00:00,0.5,7\n2020-01-01 01:00,0.6,8\n", "has no header: its first line is .*0.5.*put names above"),
+        ("0,1,2\n1,5,6\n", "has no header"),
+        ("date;x;y\nt0;1;2\n", "with commas between: its first line is .'date;x;y'"),
         ("", "no header"),
         ("date,x\n", "has a header but no rows"),
         ("date\n1\n", "no header with a date and at least one series"),
@@ -97,6 +108,47 @@ def test_wrong_files_are_named(tmp_path, content, message):
     (tmp_path / "a.csv").write_text(content)
     with pytest.raises(ValueError, match=message):
         read_csv(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("header", ["date,0,1", ",0,1", "date,x,y"])
+def test_whole_numbers_may_be_names(tmp_path, header):
+    (tmp_path / "a.csv").write_text(f"{header}\nt0,1,2\n")
+    assert read_csv(tmp_path / "a.csv")[1] == header.split(",")[1:]
+
+
+def test_a_file_of_windows(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_bytes(b'\xef\xbb\xbf"date, local","x"\r\n"1 May, noon","1.5"\r\n')
+    dates, names, values = read_csv(file)
+    assert (dates, names, values.tolist()) == (["1 May, noon"], ["x"], [[1.5]])
+
+
+@pytest.mark.parametrize(
+    ("dates", "message"),
+    [
+        ([5.0, 3.5, 4.0], "numbers of the first column do not grow, so they are no dates"),
+        (["2020-01-03", "2020-01-02", "2020-01-01"], "goes back in time, from 2020-01-03 to 2020-01-01: sort"),
+        (["2020-01-02T00:00Z", "2020-01-01 12:00"], "goes back in time"),
+    ],
+)
+def test_what_is_not_in_order_of_time_is_refused(tmp_path, dates, message):
+    (tmp_path / "a.csv").write_text("date,x\n" + "".join(f"{date},{i}\n" for i, date in enumerate(dates)))
+    with pytest.raises(ValueError, match=message):
+        load_series(parse(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "dates",
+    [
+        [0, 1, 2],
+        [1.5e9, 1.5e9, 1.6e9],
+        ["2020-10-25 02:00", "2020-10-25 02:30", "2020-10-25 02:00"],  # the clocks go back
+        ["02.01.2020", "01.02.2020", "01.03.2020"],
+    ],
+)
+def test_dates_of_any_kind_are_taken(tmp_path, dates):
+    (tmp_path / "a.csv").write_text("date,x\n" + "".join(f"{date},{i}\n" for i, date in enumerate(dates)))
+    assert load_series(parse(str(tmp_path))).dates == [str(date) for date in dates]
 
 
 def test_too_few_rows(tmp_path):
@@ -114,9 +166,10 @@ def test_several_csv_files(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["in_len", "out_len"])
-def test_lengths_are_checked(name):
-    with pytest.raises(ValueError, match=f"{name}=0"):
-        prepare("builtin:series", "forecasting", **{name: 0})
+@pytest.mark.parametrize("value", [0, 48.0, "48"])
+def test_lengths_are_checked(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value!r}: a whole number, at least 1"):
+        prepare("builtin:series", "forecasting", **{name: value})
 
 
 def test_the_synthetic_series_is_what_its_formula_says():

@@ -1,10 +1,13 @@
 """What a spec names, what a path holds, and what is said when neither is so."""
 
+import os
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from outeffhop.data import TASKS, describe, prepare
-from outeffhop.data.files import by_split, lines, suffix
+from outeffhop.data.files import by_split, files_under, lines, suffix
 from outeffhop.data.specs import BUILTIN, kind_of_path, parse
 
 
@@ -109,3 +112,48 @@ def test_a_packed_file_cut_short_is_named(tmp_path, packing):
     bad.write_bytes(b"not packed at all")
     with pytest.raises(ValueError, match="damaged"):
         list(lines(bad))
+
+
+def test_links_to_folders_are_followed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "b.txt").write_text("x")
+    data = tmp_path / "data"
+    (data / "inside").mkdir(parents=True)
+    (data / "a.txt").write_text("x")
+    (data / "train").symlink_to(tmp_path / "elsewhere")
+    (data / ".hidden").symlink_to(tmp_path / "elsewhere")
+    (data / "gone").symlink_to(tmp_path / "nowhere")
+    # links that lead back would be walked through without end
+    (data / "itself").symlink_to(data)
+    (data / "inside" / "up").symlink_to(tmp_path)
+    (tmp_path / "elsewhere" / "back").symlink_to(data)
+    assert files_under(data) == [data / "a.txt", data / "train" / "b.txt"]
+
+
+def test_a_packed_file_beside_its_content_is_left_out(tmp_path):
+    for name in ("a.txt", "a.txt.gz", "b.txt.xz", "train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"):
+        (tmp_path / name).write_bytes(b"x")
+    assert [file.name for file in files_under(tmp_path)] == ["a.txt", "b.txt.xz", "train-images-idx3-ubyte"]
+
+
+def test_a_path_may_be_a_path(tmp_path):
+    (tmp_path / "a.txt").write_text("line\n" * 100)
+    assert describe(tmp_path / "a.txt") == describe(str(tmp_path / "a.txt"))
+    data = prepare(tmp_path / "a.txt", "clm", length=3, vocab_size=261, cache_dir=tmp_path / "cache")
+    assert data.about["source"] == str(tmp_path / "a.txt")
+
+
+def test_names_that_are_not_utf_8(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    try:
+        os.mkdir(folder)
+    except OSError:
+        pytest.skip("this file system takes names of UTF-8 alone")
+    (tmp_path / "b").mkdir()
+    for i in range(20):
+        with open((folder, os.fsencode(tmp_path / "b"))[i % 2] + b"/%d.png" % i, "wb") as file:
+            Image.new("L", (4, 4), i).save(file, "png")
+    assert describe(tmp_path)["classes"] == ["b", "caf?"]
+    with open(folder + b"/\xe9.txt", "w") as file:
+        file.write("line\n" * 100)
+    assert describe(tmp_path, "clm")["splits"]["train"]["characters"] == 450

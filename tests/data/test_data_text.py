@@ -118,3 +118,36 @@ def test_topics_hold_each_passage_once():
         passages = [p for p in parts[split].split("\n\n") if len(p) > 80]
         repeated = sum(len(p) for p in passages if p in parts["train"])
         assert repeated < 0.02 * len(parts[split])
+
+
+def test_a_file_of_windows_reads_as_any_other(tmp_path):
+    for name, content in {"train": "Title\n\nsome text\n", "valid": "v", "test": "t"}.items():
+        (tmp_path / f"{name}.txt").write_bytes(b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode())
+    corpus = load(tmp_path)
+    assert documents(corpus, "train") == ["Title\n\nsome text"]
+    assert corpus.count("train") == (1, len("Title\n\nsome text\n"))
+
+
+def test_a_separator_after_a_byte_order_mark(tmp_path):
+    (tmp_path / "a.txt").write_bytes(f"\ufeff{SEPARATOR}\n".encode() + b"line\n" * 100)
+    assert documents(load(tmp_path), "train")[0].startswith("line\nline")
+
+
+def test_a_text_of_one_line_is_split_too(tmp_path):
+    content = " ".join(f"word{i}" for i in range(60_000))
+    (tmp_path / "text8.txt").write_text(content)
+    corpus = load(tmp_path)
+    parts = [documents(corpus, split)[0] for split in ("train", "validation", "test")]
+    assert "".join(parts) == content
+    assert all(0.03 < len(part) / len(content) < 0.07 for part in parts[1:])
+    assert max(len(piece) for piece, _ in pieces(corpus.splits["train"]())) < 140_000
+
+
+def test_a_text_that_lies_there_packed_as_well_is_read_once(tmp_path):
+    for i in range(30):
+        content = f"document {i}\n".encode() * 5
+        (tmp_path / f"{i}.txt").write_bytes(content)
+        (tmp_path / f"{i}.txt.gz").write_bytes(gzip.compress(content))
+    corpus = load(tmp_path)
+    found = [document for split in corpus.splits for document in documents(corpus, split)]
+    assert len(found) == len(set(found)) == 30

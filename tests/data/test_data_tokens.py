@@ -99,8 +99,11 @@ def test_a_folder_without_a_tokenizer(tmp_path):
 
 
 def test_too_small_a_vocabulary(tmp_path):
-    with pytest.raises(ValueError, match="vocab_size=100: 261 at least"):
-        prepare("builtin:text", "clm", vocab_size=100, cache_dir=tmp_path)
+    for size in (0, 100):
+        with pytest.raises(ValueError, match=f"vocab_size={size}: 261 at least"):
+            prepare("builtin:text", "clm", vocab_size=size, cache_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"vocab_size=300\.5: a whole number"):
+        prepare("builtin:text", "clm", vocab_size=300.5, cache_dir=tmp_path)
 
 
 @pytest.fixture
@@ -147,7 +150,7 @@ def test_mlm_blocks_are_wrapped(corpus, trained, tmp_path):
     json.dumps(wrapped.about)
 
 
-@pytest.mark.parametrize("style", ["topics", "wikitext", "blank lines"])
+@pytest.mark.parametrize("style", ["topics", "wikitext", "blank lines", "one line", "ends in a space"])
 def test_cutting_a_document_changes_no_token(corpus, tmp_path, monkeypatch, style):
     spaces = ["\n\n", " \n", "\n\n\n", "\n ", "\n\t", " \n\n"] * 100
     trained = train_tokenizer(iter([topics()[0], *spaces]), 300)  # knows line breaks in a row as one token
@@ -159,11 +162,14 @@ def test_cutting_a_document_changes_no_token(corpus, tmp_path, monkeypatch, styl
         "blank lines": "".join(
             line + " " * (i % 2) + "\n" * (i % 4) + "\t" * (i % 3) for i, line in enumerate(passages)
         ),
+        "one line": (" ".join(passages * 2) + "  two spaces, a tab\t and 'twas it's").replace(".", " .\f x"),
+        "ends in a space": topics()[0] + "\n" + "x" * 300 + "\n ",
     }
     with open(f"{corpus}/train.txt", "w") as file:
         file.write(rewritten[style])
     whole = prepare(corpus, "clm", tokenizer=trained, length=16, cache_dir=tmp_path / "a")
     monkeypatch.setattr(text, "_PIECE", 200)
+    monkeypatch.setattr(text, "_LINE", 100)
     cut = prepare(corpus, "clm", tokenizer=trained, length=16, cache_dir=tmp_path / "b")
     assert len(list(pieces(load_text(parse(corpus)).splits["train"]()))) > 3
     assert np.array_equal(whole.train.tokens, cut.train.tokens)
@@ -350,3 +356,15 @@ def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTEFFHOP_CACHE", str(tmp_path / "here"))
     assert Store().folder == tmp_path / "here"
     assert Store(tmp_path).folder == tmp_path
+
+
+def test_only_tokenizers_are_taken_as_such(trained, tmp_path):
+    for wrong in (5, trained.backend_tokenizer):
+        with pytest.raises(TypeError, match=f"tokenizer is of type {type(wrong).__name__}: a PreTrainedTokenizerFast"):
+            prepare("builtin:text", "clm", tokenizer=wrong, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("length", [2, 128.0, "128"])
+def test_the_length_is_checked(length, trained, tmp_path):
+    with pytest.raises(ValueError, match=f"length={length!r}: a whole number, at least 3"):
+        prepare("builtin:text", "clm", tokenizer=trained, length=length, cache_dir=tmp_path)

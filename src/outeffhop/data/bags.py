@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,9 +48,10 @@ class Bags(Dataset[Sample]):
 
     def scaled(self, like: Bags | None = None) -> Bags:
         """Features with mean 0 and deviation 1 over the instances of ``like``: the training bags, for the test's."""
-        seen = torch.cat((like or self).instances)
+        seen = torch.cat((self if like is None else like).instances)
         mean, deviation = seen.mean(0), seen.std(0, correction=0)
-        deviation = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
+        # of a feature that is always the same, rounding may leave a deviation of 1e-8
+        deviation = torch.where(seen.amax(0) > seen.amin(0), deviation, torch.ones_like(deviation))
         return Bags(self.source, [(bag - mean) / deviation for bag in self.instances], self.labels)
 
     def folds(self, k: int = 10, seed: int = 0) -> Iterator[tuple[list[int], list[int]]]:
@@ -108,14 +110,19 @@ def load_bags(
         return _read_npz(parsed.path)
     gallery = load_pictures(parsed)
     pictures = gallery.splits[known("split", split, gallery.splits)]
-    images = np.stack([np.asarray(image) for image in pictures.images]).reshape(len(pictures), -1)
-    if mean_size < 1 or count < 2 or std_size < 0:
+    if not (1 <= mean_size < math.inf and 0 <= std_size < math.inf and count >= 2):
         raise ValueError(f"mean_size={mean_size}, std_size={std_size}, count={count}: at least 1, 0 and 2 are needed")
     positive = pictures.labels == target
     if not positive.any() or positive.all():
         raise ValueError(f"target={target}: {split} has pictures of classes {sorted(set(pictures.labels.tolist()))}")
+    images = [np.asarray(image) for image in pictures.images]
+    sizes = sorted({image.shape for image in images})
+    if len(sizes) > 1:
+        raise ValueError(
+            f"data spec {parsed.text!r} has pictures of sizes {sizes[0]} and {sizes[1]}: bags need one size"
+        )
     drawn, labels = _draw(positive, count, mean_size, std_size, np.random.default_rng(seed))
-    pixels = torch.from_numpy(images)
+    pixels = torch.from_numpy(np.stack(images).reshape(len(images), -1))
     return Bags(parsed.text, [pixels[indices].float() / 255 for indices in drawn], torch.tensor(labels))
 
 
@@ -138,13 +145,19 @@ def _draw(
 
 def _read_npz(file: Path) -> Bags:
     features, bag, labels = read_npz(file, ("X", "bag", "y"), "X [instances, d], bag and y")
-    if features.ndim != 2 or bag.shape != features.shape[:1] or not set(np.unique(labels)) <= {0, 1}:
-        raise ValueError(f"{file}: X {features.shape}, bag {bag.shape} and y {labels.shape} of 0 and 1 do not fit")
+    fits = features.ndim == 2 and bag.shape == features.shape[:1] and labels.ndim == 1 and len(labels)
+    if not fits or features.dtype.kind not in "fiub" or not set(np.unique(labels)) <= {0, 1}:
+        raise ValueError(
+            f"{file}: X {features.dtype} {features.shape}, bag {bag.shape} and y {labels.shape} of 0 and 1 do not fit; "
+            "numbers [instances, d], [instances] and [bags] are needed"
+        )
     if not np.array_equal(np.unique(bag), np.arange(1, len(labels) + 1)):
         raise ValueError(f"{file}: bag must name bags 1 to {len(labels)}, each at least once")
-    if not np.isfinite(features).all():
-        row, column = np.argwhere(~np.isfinite(features))[0]
-        raise ValueError(f"{file}: X[{row}, {column}] is no finite number")
-    values = torch.from_numpy(features).float()
+    with np.errstate(over="ignore"):  # what overflows is named below
+        values = torch.from_numpy(features.astype(np.float32))
+    lost = (~torch.isfinite(values)).nonzero()
+    if len(lost):
+        row, column = lost[0].tolist()
+        raise ValueError(f"{file}: X[{row}, {column}] is no finite number, or one too large for float32")
     instances = [values[torch.from_numpy(bag == number)] for number in range(1, len(labels) + 1)]
     return Bags(str(file), instances, torch.from_numpy(labels.astype(np.int64)))

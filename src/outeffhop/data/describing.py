@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -21,7 +22,7 @@ _SAMPLES = 3
 _WIDTH = 100  # characters of a sample shown
 
 
-def describe(spec: str, task: str | None = None) -> dict[str, Any]:
+def describe(spec: str | os.PathLike[str], task: str | None = None) -> dict[str, Any]:
     """A spec's kind, the tasks it serves, the sizes of its splits, and its first samples as short strings.
 
     Args:
@@ -33,7 +34,7 @@ def describe(spec: str, task: str | None = None) -> dict[str, Any]:
     if task is not None:
         require_kind(parsed, kind, task)
     tasks = [name for name, (needed, _) in TASKS.items() if needed == kind]
-    return {"spec": spec, "kind": kind, "tasks": tasks, **_DESCRIBED[kind](parsed)}
+    return {"spec": parsed.text, "kind": kind, "tasks": tasks, **_DESCRIBED[kind](parsed)}
 
 
 def _text(spec: Spec) -> dict[str, Any]:

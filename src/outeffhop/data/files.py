@@ -5,13 +5,25 @@ from __future__ import annotations
 import gzip
 import hashlib
 import lzma
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-__all__ = ["DAMAGED", "bare_name", "by_split", "digest_of", "files_under", "lines", "open_packed", "suffix"]
+__all__ = [
+    "DAMAGED",
+    "bare_name",
+    "by_split",
+    "digest_of",
+    "files_under",
+    "lines",
+    "open_packed",
+    "split_word",
+    "suffix",
+    "unmarked_lines",
+]
 
 _PACKED = {".gz": gzip.open, ".xz": lzma.open}
 # what packed files that are none, or not whole, are read with
@@ -46,11 +58,23 @@ def open_packed(path: Path) -> BinaryIO:
 
 
 def files_under(path: Path) -> list[Path]:
-    """The file itself, or every file in a folder and below it that is not hidden, in the order of their names."""
+    """The file itself, or every file in a folder and below it that is not hidden, in the order of their names.
+
+    Links to folders are followed. Of a file that lies there packed and unpacked, the packed one is left out.
+    """
     if path.is_file():
         return [path]
-    inside = (p for p in path.rglob("*") if p.is_file())
-    return sorted(p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts))
+    found: set[Path] = set()
+    for folder, folders, names in os.walk(path, followlinks=True):
+        here = Path(folder)
+        folders[:] = [name for name in folders if not name.startswith(".") and not _leads_back(here / name)]
+        found.update(here / name for name in names if not name.startswith(".") and (here / name).is_file())
+    return sorted(f for f in found if f.suffix.lower() not in _PACKED or f.with_suffix("") not in found)
+
+
+def _leads_back(folder: Path) -> bool:
+    """Whether it is a link to one of the folders above it, which would be walked through without end."""
+    return folder.is_symlink() and folder.resolve() in {above.resolve() for above in folder.absolute().parents}
 
 
 def lines(path: Path) -> Iterator[str]:
@@ -74,6 +98,12 @@ def lines(path: Path) -> Iterator[str]:
         raise ValueError(f"{path} is damaged or cut short after byte {offset} of its content: {error}") from error
 
 
+def unmarked_lines(path: Path) -> Iterator[str]:
+    """The same lines without the byte order mark that Windows puts before the first."""
+    for number, line in enumerate(lines(path)):
+        yield line if number else line.removeprefix("\ufeff")
+
+
 def by_split(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
     """Groups files by the split their names or folders say, if any says one.
 
@@ -84,7 +114,7 @@ def by_split(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
     unnamed = []
     for file in files:
         parts = file.relative_to(root).parts if file != root else ()
-        split = next((s for part in reversed(parts) if (s := _split_word(part))), None)
+        split = next((s for part in reversed(parts) if (s := split_word(part))), None)
         if split is None:
             unnamed.append(file)
         else:
@@ -94,7 +124,8 @@ def by_split(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
     return found
 
 
-def _split_word(name: str) -> str | None:
+def split_word(name: str) -> str | None:
+    """The split that a word of the name says, if any."""
     words = re.findall(r"[a-z]+(?:10k)?", name.lower())
     return next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), None)
 
@@ -106,5 +137,6 @@ def digest_of(files: Iterable[Path], root: Path) -> str:
         with file.open("rb") as handle:
             content = hashlib.file_digest(handle, "sha256").hexdigest()
         name = file.name if file == root else file.relative_to(root).as_posix()
-        total.update(f"{name}\0{content}\n".encode())
+        # a name of other bytes than UTF-8 is hashed as it lies there
+        total.update(f"{name}\0{content}\n".encode(errors="surrogateescape"))
     return total.hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset
 
 from outeffhop.data.augment import AUGMENTATIONS, AugmentedBatch
 from outeffhop.data.pictures import Gallery, Pictures
-from outeffhop.data.prepared import SPLITS, Prepared, Sample, stack
+from outeffhop.data.prepared import SPLITS, Prepared, Sample, check_size, stack
 from outeffhop.naming import known
 
 __all__ = ["ImageSet", "moments", "prepare_images"]
@@ -59,13 +60,16 @@ def _square(image: NDArray[np.uint8], size: int) -> Tensor:
 def moments(pictures: Pictures) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel in [0, 1], over all pixels of at most 4,096 pictures."""
     total = squares = np.zeros(pictures.images[0].shape[-1])
+    low, high = np.full(len(total), 255), np.zeros(len(total), np.int64)
     count = 0
     for index in np.linspace(0, len(pictures) - 1, min(len(pictures), _ENOUGH)).round().astype(int):
-        pixels = pictures.images[index].reshape(-1, len(total)) / 255.0
+        pixels = pictures.images[index].reshape(-1, len(total))
+        low, high = np.minimum(low, pixels.min(0)), np.maximum(high, pixels.max(0))
+        pixels = pixels / 255.0
         total, squares, count = total + pixels.sum(0), squares + (pixels**2).sum(0), count + len(pixels)
     mean = total / count
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 0.0))
-    if not deviation.all():
+    if (low == high).any():  # rounding may leave a deviation of 1e-8
         raise ValueError("the training pictures are of one value in a channel: give std yourself")
     return tuple(mean.tolist()), tuple(deviation.tolist())
 
@@ -85,8 +89,7 @@ def prepare_images(
     train = gallery.splits["train"]
     height, width, channels = train.images[0].shape
     size = image_size if image_size is not None else min(height, width)
-    if size < 1:
-        raise ValueError(f"image_size={size}: at least 1 is needed")
+    check_size("image_size", size)
     mean, std = _normalisation(gallery, channels, mean, std)
     sets = {split: ImageSet(gallery.splits[split], size, mean, std) for split in SPLITS}
     empty = [split for split, part in sets.items() if not len(part)]
@@ -127,8 +130,15 @@ def _normalisation(
     if mean is None or std is None:
         imagenet = gallery.source.startswith("hub:") and "imagenet" in gallery.source.lower() and channels == 3
         measured = _IMAGENET if imagenet else moments(gallery.splits["train"])
-        mean, std = mean or measured[0], std or measured[1]
-    for name, values in (("mean", mean), ("std", std)):
-        if len(values) != channels or not all(math.isfinite(v) for v in values) or (name == "std" and min(values) <= 0):
-            raise ValueError(f"{name}={values}: {channels} finite numbers are needed, one a channel, std above 0")
-    return tuple(mean), tuple(std)
+        mean, std = measured[0] if mean is None else mean, measured[1] if std is None else std
+    return _each_channel("mean", mean, channels), _each_channel("std", std, channels)
+
+
+def _each_channel(name: str, given: Iterable[float], channels: int) -> tuple[float, ...]:
+    try:
+        values = tuple(float(value) for value in given)
+    except (TypeError, ValueError):  # a single number, or words
+        values = ()
+    if len(values) != channels or not all(map(math.isfinite, values)) or (name == "std" and min(values) <= 0):
+        raise ValueError(f"{name}={given}: {channels} finite numbers are needed, one a channel, std above 0")
+    return values

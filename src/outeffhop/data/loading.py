@@ -23,7 +23,7 @@ __all__ = ["kind_of", "prepare"]
 
 
 def prepare(
-    spec: str,
+    spec: str | os.PathLike[str],
     task: str,
     *,
     tokenizer: str | os.PathLike[str] | PreTrainedTokenizerFast | None = None,
@@ -68,7 +68,7 @@ def prepare(
             load_text(parsed),
             task,
             tokenizer=tokenizer,
-            vocab_size=vocab_size or (1024 if parsed.where == "builtin" else 8192),
+            vocab_size=vocab_size if vocab_size is not None else 1024 if parsed.where == "builtin" else 8192,
             length=length,
             mask_probability=mask_probability,
             store=Store(cache_dir),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outeffhop.data import builtin, hub
-from outeffhop.data.files import DAMAGED, by_split, digest_of, files_under, open_packed, suffix
+from outeffhop.data.files import DAMAGED, by_split, digest_of, files_under, open_packed, split_word, suffix
 from outeffhop.data.prepared import SPLITS
-from outeffhop.data.specs import Spec, is_idx, kind_of_file
+from outeffhop.data.specs import KINDS, Spec, is_idx, kind_of_file
 
 if TYPE_CHECKING:
     from datasets import Dataset  # type: ignore[import-untyped]
@@ -26,6 +26,7 @@ __all__ = ["Gallery", "Pictures", "load_pictures", "read_npz"]
 
 _MOST_DIMENSIONS = 4  # of an idx file: pictures with channels
 _MOST_CLASSES = 1 << 20
+_LOOKED_AT = 100  # pictures, evenly spaced, to tell whether there is colour
 _SHARE = 0.1  # of the training pictures, for each split that is not given
 
 
@@ -57,6 +58,8 @@ class Gallery:
 def load_pictures(spec: Spec) -> Gallery:
     """The pictures a spec names; splits that are not given are drawn from train, 10 % each, always the same."""
     if spec.where == "builtin":
+        if spec.name != "images":
+            raise ValueError(f"data spec {spec.text!r} holds {spec.name}, no pictures: give builtin:images or a path")
         images, labels = builtin.digits()
         found = Gallery(spec.text, _hash(images), [str(i) for i in range(10)], {"train": Pictures(images, labels)})
     elif spec.where == "hub":
@@ -81,52 +84,72 @@ def _completed(given: dict[str, Pictures]) -> dict[str, Pictures]:
 def _of_path(spec: Spec) -> Gallery:
     path = spec.path
     files = [file for file in files_under(path) if kind_of_file(file) == "images"]
+    if not files:
+        raise ValueError(f"data spec {spec.text!r} holds no pictures: give {KINDS['images']}")
     packed = [file for file in files if is_idx(file) or suffix(file) == ".npz"]
     if not packed:
         return _of_folder(spec, files)
     groups = by_split(packed, path) or {"train": packed}
     read = _read_idx_pair if is_idx(packed[0]) else _read_npz_files
     splits = {split: read(group) for split, group in groups.items()}
+    channels = sorted({part.images[0].shape[-1] for part in splits.values()})
+    if len(channels) > 1:
+        raise ValueError(
+            f"data spec {spec.text!r} has splits with pictures of {channels[0]} and {channels[1]} channels"
+        )
     count = 1 + max(int(part.labels.max(initial=0)) for part in splits.values())
     return Gallery(spec.text, digest_of(packed, path), [str(i) for i in range(count)], splits)
 
 
 def _of_folder(spec: Spec, files: list[Path]) -> Gallery:
     root = spec.path
-    if any(file.parent == root for file in files):
+    if any(file.parent == root or file == root for file in files):
         raise ValueError(f"data spec {spec.text!r}: an image folder needs a subfolder for each of its classes")
+    folders = {file.parent for file in files}
+    inner = next((folder for folder in sorted(folders) if folders & set(folder.parents)), None)
+    if inner is not None:
+        raise ValueError(
+            f"data spec {spec.text!r}: {inner.relative_to(root)} lies in a folder that has pictures of its own: which "
+            "of them is the class? A class's folder may hold no other folder of pictures"
+        )
     # what is above a class's folder may say the split: a class may itself be called train
-    above = by_split(sorted({file.parent.parent for file in files}), root)
-    groups = {split: [f for f in files if f.parent.parent in folders] for split, folders in above.items()}
+    above = by_split(sorted({folder.parent for folder in folders}), root)
+    groups = {split: [f for f in files if f.parent.parent in said] for split, said in above.items()}
     groups = groups or {"train": files}
     classes = sorted({file.parent.name for file in groups.get("train", [])})
     if len(classes) < 2:
         raise ValueError(f"data spec {spec.text!r} has training pictures of {len(classes)} classes: two are needed")
+    if all(map(split_word, classes)):
+        raise ValueError(
+            f"data spec {spec.text!r} has pictures right in folders {', '.join(classes)}, which name splits, not "
+            "classes: put them into a subfolder for each class, as in train/CLASS"
+        )
     number = {name: i for i, name in enumerate(classes)}
     splits = {}
-    colour = None
+    colour = _any_colour(len(groups["train"]), lambda i: _open(groups["train"][i]))
     for split, group in groups.items():
         unknown = sorted({file.parent.name for file in group} - number.keys())
         if unknown:
             raise ValueError(f"data spec {spec.text!r}: class {unknown[0]!r} is in {split} but not in train")
         labels = np.array([number[file.parent.name] for file in group], np.int64)
-        colour = _open(group[0]).mode not in _GREY if colour is None else colour
         splits[split] = Pictures(Files(group, colour), labels)
     # names and sizes stand for the bytes: a folder of pictures may be too large to hash
     names = "\n".join(f"{file.relative_to(root)} {file.stat().st_size}" for file in files)
-    return Gallery(spec.text, hashlib.sha256(names.encode()).hexdigest(), classes, splits)
+    digest = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
+    shown = [name.encode(errors="replace").decode() for name in classes]  # one of other bytes than UTF-8 cannot be
+    return Gallery(spec.text, digest, shown, splits)
 
 
 def _of_hub(spec: Spec, found: dict[str, Dataset]) -> Gallery:
     from datasets import ClassLabel, Image
 
-    if "train" not in found:
-        raise ValueError(f"data spec {spec.text!r} has splits {', '.join(found)}, but no train")
+    if not len(found.get("train", ())):
+        raise ValueError(f"data spec {spec.text!r} has splits {', '.join(found)}, but no train with pictures")
     features = found["train"].features
     image = next(n for n, f in features.items() if isinstance(f, Image))
     label = next(n for n, f in features.items() if isinstance(f, ClassLabel))
     splits = {}
-    colour = found["train"][0][image].mode not in _GREY
+    colour = _any_colour(len(found["train"]), lambda i: found["train"][i][image])
     for split in SPLITS:
         if split in found:
             labels = np.array(found[split][label], np.int64)
@@ -137,6 +160,12 @@ def _of_hub(spec: Spec, found: dict[str, Dataset]) -> Gallery:
 
 
 _GREY = ("1", "L", "I", "F", "I;16")
+
+
+def _any_colour(count: int, picture: Callable[[int], Image]) -> bool:
+    """Whether one of the pictures is in colour: then all are read so, whichever comes first."""
+    some = np.linspace(0, count - 1, min(count, _LOOKED_AT)).round().astype(int).tolist()
+    return any(picture(index).mode not in _GREY for index in some)
 
 
 class Files(Sequence[NDArray[np.uint8]]):
@@ -230,7 +259,7 @@ def read_npz(file: Path, names: Sequence[str], needs: str) -> list[NDArray[Any]]
 def _checked(file: Path, images: Any, labels: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     images = images[..., None] if images.ndim == 3 else images
     fits = images.ndim == 4 and images.shape[-1] in (1, 3) and labels.shape == images.shape[:1]
-    if not fits or images.dtype != np.uint8 or labels.dtype.kind not in "iu" or not len(labels):
+    if not fits or images.dtype != np.uint8 or labels.dtype.kind not in "iu" or not images.size:
         raise ValueError(
             f"{file}: pictures {images.dtype} {images.shape} and labels {labels.dtype} {labels.shape} do not fit; "
             "uint8 [N, H, W, C] with C of 1 or 3, and N whole numbers are needed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-__all__ = ["SPLITS", "TASKS", "Collate", "Prepared", "Sample", "Samples", "batches", "stack", "task_of"]
+__all__ = ["SPLITS", "TASKS", "Collate", "Prepared", "Sample", "Samples", "batches", "check_size", "stack", "task_of"]
 
 SPLITS = ("train", "validation", "test")
 TASKS = {  # task: the kind of data it needs, and the architectures that learn it
@@ -69,6 +70,12 @@ class Prepared:
             setter(epoch)
 
 
+def check_size(name: str, value: object, least: int = 1) -> None:
+    """Refuses what is no whole number, or too small a one."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name}={value!r}: a whole number, at least {least}, is needed")
+
+
 def stack(samples: Sequence[Sample]) -> Sample:
     """Samples of equal shapes to one batch."""
     if not samples:
@@ -80,8 +87,9 @@ def batches(
     dataset: Samples, collate: Collate, batch_size: int, *, limit: int | None = None
 ) -> Iterator[dict[str, Tensor]]:
     """Batches in the dataset's order, the last one shorter where it must be; ``limit`` counts batches."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: at least 1 is needed")
+    check_size("batch_size", batch_size)
+    if limit is not None:
+        check_size("limit", limit, 0)
     starts = range(0, len(dataset), batch_size)[:limit]
     return (collate([dataset[i] for i in range(s, min(s + batch_size, len(dataset)))]) for s in starts)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +19,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from outeffhop.data import builtin, hub
-from outeffhop.data.files import files_under, lines
-from outeffhop.data.prepared import SPLITS, Prepared, Sample, stack
+from outeffhop.data.files import files_under, unmarked_lines
+from outeffhop.data.prepared import SPLITS, Prepared, Sample, check_size, stack
 from outeffhop.data.specs import Spec, kind_of_file
 
 if TYPE_CHECKING:
@@ -76,6 +79,7 @@ def load_series(spec: Spec) -> Series:
         file = _one_csv(spec)
         dates, names, values = read_csv(file)
         name = file.name
+    _check_dates(spec, dates)
     digest = hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
     return Series(spec.text, digest, dates, names, values, _rows(spec, name, len(values)))
 
@@ -100,12 +104,47 @@ def _rows(spec: Spec, name: str, rows: int) -> tuple[int, int, int]:
     return train, rows - train - test, test
 
 
+def _check_dates(spec: Spec, dates: list[str]) -> None:
+    """Refuses a first column that is no time, and rows from the last to the first, which would test on the past."""
+    numbers = list(takewhile(math.isfinite, map(_as_number, dates)))
+    if len(numbers) == len(dates) and (np.diff(numbers) < 0).any():
+        raise ValueError(
+            f"data spec {spec.text!r}: the numbers of the first column do not grow, so they are no dates: put dates or "
+            "row numbers into the first column, and the rows in order of time"
+        )
+    first, last = _as_time(dates[0]), _as_time(dates[-1])
+    if first is not None and last is not None and last < first:
+        raise ValueError(
+            f"data spec {spec.text!r} goes back in time, from {dates[0]} to {dates[-1]}: sort its rows, first to last"
+        )
+
+
+def _as_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def _as_time(text: str) -> datetime | None:
+    """What ISO 8601 would read; None of other ways to write a date."""
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
 def read_csv(file: Path) -> tuple[list[str], list[str], NDArray[np.float64]]:
     """Dates, names of the series, and values [rows, D] of a csv file with a header and dates first."""
     rows = _csv_rows(file)
     _, header = next(rows, (0, []))
     if len(header) < 2:
-        raise ValueError(f"{file} has no header with a date and at least one series: its first line is {header}")
+        raise ValueError(
+            f"{file} has no header with a date and at least one series, with commas between: its first line is {header}"
+        )
+    if header[0][:1].isdigit() and all(math.isfinite(_as_number(name)) for name in header[1:]):
+        raise ValueError(f"{file} has no header: its first line is {header}; put names above the columns")
     dates, values = [], []
     for number, row in rows:
         if not row:
@@ -121,7 +160,7 @@ def read_csv(file: Path) -> tuple[list[str], list[str], NDArray[np.float64]]:
 
 
 def _csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(lines(file))
+    reader = csv.reader(unmarked_lines(file))
     try:
         for row in reader:
             yield reader.line_num, row
@@ -130,10 +169,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _number(file: Path, row: int, column: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
+    value = _as_number(text)
     if not np.isfinite(value):
         raise ValueError(f"{file}, row {row}, column {column!r}: {text!r} is no finite number; fill or drop the row")
     return value
@@ -147,7 +183,9 @@ def _of_hub(spec: Spec, found: dict[str, Rows]) -> tuple[list[str], list[str], N
     for rows in (found[split] for split in SPLITS if split in found):
         first, *names = rows.features
         dates += [str(date) for date in rows[first]]
-        parts.append(np.column_stack([np.asarray(rows[name], np.float64) for name in names]))
+        parts.append(np.column_stack([_column(spec, rows, name) for name in names]))
+    if not parts:
+        raise ValueError(f"data spec {spec.text!r} has splits {', '.join(found)}: one of {', '.join(SPLITS)} is needed")
     values = np.concatenate(parts)
     bad = np.argwhere(~np.isfinite(values))
     if len(bad):
@@ -156,21 +194,28 @@ def _of_hub(spec: Spec, found: dict[str, Rows]) -> tuple[list[str], list[str], N
     return dates, names, values
 
 
+def _column(spec: Spec, rows: Rows, name: str) -> NDArray[np.float64]:
+    try:
+        return np.asarray(rows[name], np.float64)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"data spec {spec.text!r}: column {name!r} does not hold numbers ({error})") from error
+
+
 def prepare_series(series: Series, *, in_len: int, out_len: int) -> Prepared:
     """Series ready for a forecaster.
 
     Scaling is fitted on the training rows alone. Validation and test windows begin in_len rows early, so that
     every row of theirs is forecast: the past may be known, the future may not.
     """
-    for name, value in (("in_len", in_len), ("out_len", out_len)):
-        if value < 1:
-            raise ValueError(f"{name}={value}: at least 1 is needed")
+    check_size("in_len", in_len)
+    check_size("out_len", out_len)
     train_rows = series.values[: series.rows[0]]
     if not len(train_rows):
         raise ValueError(f"data spec {series.source!r} has {len(series.values)} rows, none for training: give more")
     with np.errstate(over="ignore", invalid="ignore"):
         mean, deviation = train_rows.mean(0), train_rows.std(0)
-        deviation = np.where(deviation > 0, deviation, 1.0)  # a series that stands still while training
+        # of a series that stands still while training; rounding may leave it a deviation of 1e-16
+        deviation = np.where(train_rows.max(0) > train_rows.min(0), deviation, 1.0)
         scaled = torch.from_numpy((series.values - mean) / deviation).float()
     lost = (~torch.isfinite(scaled)).nonzero()
     if len(lost) or not np.isfinite(deviation).all():

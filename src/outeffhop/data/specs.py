@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 from os.path import expanduser
@@ -41,8 +42,9 @@ class Spec:
         return Path(expanduser(self.name))  # leaves an unknown home as it is, to be named
 
 
-def parse(spec: str) -> Spec:
+def parse(spec: str | os.PathLike[str]) -> Spec:
     """Reads a spec; a path must exist, a builtin must be known."""
+    spec = os.fspath(spec) if isinstance(spec, os.PathLike) else spec
     if not isinstance(spec, str) or not spec.strip():
         raise ValueError(f"data spec {spec!r} is empty: give builtin:text, a path, or hub:NAME[/CONFIG]")
     where, colon, name = spec.partition(":")

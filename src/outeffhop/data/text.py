@@ -7,13 +7,14 @@ the training text, 5 % each: whole documents where there are twenty or more, els
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from outeffhop.data import builtin, hub
-from outeffhop.data.files import by_split, digest_of, files_under, lines
+from outeffhop.data.files import by_split, digest_of, files_under, unmarked_lines
 from outeffhop.data.prepared import SPLITS
 from outeffhop.data.specs import Spec, kind_of_file
 
@@ -29,6 +30,8 @@ Stream = Iterator[str | None]
 _SHARE = 0.05  # of the characters, for each split that is cut from train
 _ENOUGH = 20  # documents, to cut between documents
 _PIECE = 1 << 16  # characters
+_LINE = 1 << 12  # characters of the longest line that is never cut
+_BETWEEN_WORDS = re.compile(r"(?<=\S) (?=\S)")
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,8 @@ def pieces(stream: Stream) -> Iterator[tuple[str, bool]]:
     """Documents in pieces of about 65,000 characters, and whether a piece ends its document.
 
     It is cut at a line break: before it where the next line begins with a word, after it where the next line begins
-    with one space and a word. Byte-level BPE and WordPiece never join characters over such a place, so the tokens are
-    those of the uncut document.
+    with one space and a word; a long line also inside, before one space and a word. Byte-level BPE and WordPiece never
+    join characters over such a place, so the tokens are those of the uncut document.
     """
     held: list[str] = []
     size = 0
@@ -80,13 +83,15 @@ def pieces(stream: Stream) -> Iterator[tuple[str, bool]]:
             yield "".join(held).rstrip("\n"), True
             held, size = [], 0
             continue
-        if size > _PIECE and held[-1].endswith("\n"):
-            if not line[0].isspace():
-                yield "".join(held)[:-1], False
-                held, size = ["\n"], 0
-            elif line[0] == " " and not line[1:2].isspace():
+        if size > _PIECE:
+            broken = held[-1].endswith("\n")
+            # inside a line only where there is no break for long
+            if line[0] == " " and line[1:2].strip() and (broken or size > 2 * _PIECE):
                 yield "".join(held), False
                 held, size = [], 0
+            elif broken and not line[0].isspace():
+                yield "".join(held)[:-1], False
+                held, size = ["\n"], 0
         held.append(line)
         size += len(line)
 
@@ -107,7 +112,7 @@ def _of_path(path: Path) -> tuple[dict[str, Callable[[], Stream]], str]:
 def _reader(files: list[Path]) -> Callable[[], Stream]:
     def read() -> Stream:
         for file in files:
-            for line in lines(file):
+            for line in unmarked_lines(file):
                 yield None if line.strip() == SEPARATOR else line
             yield None
 
@@ -123,22 +128,26 @@ def _of_hub(found: dict[str, Dataset]) -> tuple[dict[str, Callable[[], Stream]],
 def _rows_reader(rows: Dataset) -> Callable[[], Stream]:
     """Rows with line breaks inside are documents; rows of one line each are the lines of a running text."""
     column = hub.text_column(rows)
-    whole = any("\n" in row[column].strip("\n") for row in islice(rows, 1000))
+
+    def texts() -> Iterator[str]:
+        return (row[column] or "" for row in rows)  # None is a row without text
+
+    whole = any("\n" in text.strip("\n") for text in islice(texts(), 1000))
 
     def read() -> Stream:
-        for row in rows:
+        for text in texts():
             if whole:
-                yield from row[column].splitlines(keepends=True)
+                yield from text.splitlines(keepends=True)
                 yield None
             else:
-                yield row[column].rstrip("\n") + "\n"
+                yield text.rstrip("\n") + "\n"
         yield None
 
     return read
 
 
 def _tidied(read: Callable[[], Stream]) -> Callable[[], Stream]:
-    """The same without empty documents and without blank lines before a document's first."""
+    """The same without empty documents and blank lines before a document's first; lines end in \\n and are short."""
 
     def tidy() -> Stream:
         inside = False
@@ -149,11 +158,20 @@ def _tidied(read: Callable[[], Stream]) -> Callable[[], Stream]:
                 inside = False
             elif inside or line.strip():
                 inside = True
-                yield line
+                yield from _short(line.replace("\r\n", "\n"))
         if inside:
             yield None
 
     return tidy
+
+
+def _short(line: str) -> Iterator[str]:
+    """A line, or parts of it from one space to another: a whole file may be one line."""
+    begin = 0
+    while len(line) - begin > _LINE and (space := _BETWEEN_WORDS.search(line, begin + _LINE)):
+        yield line[begin : space.start()]
+        begin = space.start()
+    yield line[begin:]
 
 
 def _sizes(stream: Stream) -> list[int]:

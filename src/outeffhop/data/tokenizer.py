@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from outeffhop.data.prepared import check_size
 from outeffhop.data.store import Store
 from outeffhop.data.text import Corpus, pieces
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["find_tokenizer", "ids_of", "load_tokenizer", "train_tokenizer"]
 
-_VERSION = 1  # of the training below: part of the key under which a trained tokenizer is kept
+_VERSION = 2  # of the training below: part of the key under which a trained tokenizer is kept
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
 _ENOUGH = 1 << 25  # characters to train on
 _SMALLEST = 256 + len(_SPECIAL)  # each byte is a token
@@ -30,10 +31,15 @@ def find_tokenizer(
     given: str | os.PathLike[str] | PreTrainedTokenizerFast | None, corpus: Corpus, vocab_size: int, store: Store
 ) -> PreTrainedTokenizerFast:
     """The tokenizer that is given, by object or folder, else one trained on the corpus and kept in the store."""
-    if given is not None and not isinstance(given, (str, os.PathLike)):
-        return given
-    if given is not None:
+    if isinstance(given, (str, os.PathLike)):
         return load_tokenizer(given)
+    if given is not None:
+        if getattr(given, "backend_tokenizer", None) is None:
+            raise TypeError(
+                f"tokenizer is of type {type(given).__name__}: a PreTrainedTokenizerFast or a folder is needed"
+            )
+        return given
+    check_size("vocab_size", vocab_size, 0)
     if vocab_size < _SMALLEST:
         raise ValueError(f"vocab_size={vocab_size}: {_SMALLEST} at least are needed, one for each byte and special")
 

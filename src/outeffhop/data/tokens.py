@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Dataset
 
 from outeffhop.data.masking import MaskedBatch
-from outeffhop.data.prepared import SPLITS, Prepared, Sample, stack
+from outeffhop.data.prepared import SPLITS, Prepared, Sample, check_size, stack
 from outeffhop.data.store import Store
 from outeffhop.data.text import Corpus, pieces
 from outeffhop.data.tokenizer import find_tokenizer, ids_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TokenBlocks", "causal_batch", "prepare_text", "tokenize"]
 
-_VERSION = 1  # of the tokenising below: part of the key under which tokens are kept
+_VERSION = 2  # of the tokenising below: part of the key under which tokens are kept
 _AT_ONCE = 64  # pieces, about 4 MB of text
 
 
@@ -85,8 +85,7 @@ def prepare_text(
     seed: int,
 ) -> Prepared:
     """Text ready for a masked or a causal language model."""
-    if length < 3:
-        raise ValueError(f"length={length}: a block of at least 3 tokens is needed")
+    check_size("length", length, 3)  # two special tokens and one of the text
     found = find_tokenizer(tokenizer, corpus, vocab_size, store)
     content = _digest(found)
     around = _around(found) if task == "mlm" else None
