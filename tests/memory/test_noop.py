@@ -90,6 +90,9 @@ def test_by_similarity_edges() -> None:
     # the first is short, so unlike itself by inner product; that does not count: it is like the second
     short = torch.tensor([[0.1, 0.0], [10.0, 0.0], [0.0, 10.0]])
     assert NoOp.by_similarity(short, 0.5, measure="dot").outliers.tolist() == [False, False, True]
+    # an angle has no unit of length
+    for scale in (1e-13, 1e-100):
+        assert NoOp.by_similarity(scale * clusters(), 0.5).outliers.nonzero().squeeze(1).tolist() == [10, 11]
     for wrong in (dict(share=0.0), dict(share=1.1), dict(measure="l2")):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             NoOp.by_similarity(torch.ones(3, 2), 0.5, **wrong)  # type: ignore[arg-type]
@@ -103,6 +106,8 @@ def test_by_query() -> None:
     assert NoOp.by_query(patterns, 100 * first, 100.0, measure="dot", distinct=True).n == 7
     with pytest.raises(ValueError, match=r"query has shape \(3,\)"):
         NoOp.by_query(patterns, torch.ones(3), 0.5)
+    with pytest.raises(TypeError, match="query is a list"):
+        NoOp.by_query(patterns, [1.0] * 6, 0.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("C", [1.0, -7.5])
@@ -141,8 +146,11 @@ def test_extended_space(outliers: list[int], distinct: bool, C: float) -> None:
 
 
 def test_extend_refuses() -> None:
-    with pytest.raises(ValueError, match=r"C=0\.0"):
-        extend(torch.ones(2, 3), torch.ones(3), NoOp.assign(2, [0]), 0.0)
+    for C in (0.0, math.inf, -math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"C={C}"):
+            extend(torch.ones(2, 3), torch.ones(3), NoOp.assign(2, [0]), C)
+    with pytest.raises(TypeError, match="no_op is a list"):
+        extend(torch.ones(2, 3), torch.ones(3), [0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="classifies 3"):
         extend(torch.ones(2, 3), torch.ones(3), NoOp.assign(3, [0]))
 
@@ -188,6 +196,11 @@ def test_add_and_remove_keep_the_classification() -> None:
     assert len(memory) == 7
     unclassified = HopfieldMemory(patterns[:5]).add(patterns[5:], outliers=[True] * 4)
     assert torch.equal(unclassified.outliers, patterns[5:])
+    # 0 and 1 meant as a mask would be taken for indices
+    for numbers in ([0, 1, 0, 0], torch.tensor([0, 1, 0, 0], dtype=torch.uint8)):
+        with pytest.raises(TypeError, match=r"outliers has dtype .*int.*bool"):
+            unclassified.add(patterns[5:], outliers=numbers)  # type: ignore[arg-type]
+    assert len(unclassified) == 9
 
 
 def test_outliers_no_longer_pull() -> None:

@@ -80,6 +80,14 @@ def refuse_together(rank: int, ranks: int) -> None:
         memory.retrieve(x + rank)
     with pytest.raises(ValueError, match="not the same on all ranks"):
         memory.retrieve(x[: 1 + rank])
+    with pytest.raises(ValueError, match="not the same on all ranks"):
+        memory.retrieve(x.flip(1) if rank == 1 else x)  # the same numbers in another order
+    with pytest.raises(ValueError, match="not the same on all ranks"):
+        memory.retrieve(x.sign() * (-1) ** rank)  # ±1, whose lower bits are all 0
+    with pytest.raises(ValueError, match=r"rank 1: no_op classifies 19 patterns and there are 20"):
+        ShardedMemory.split(patterns, no_op=NoOp.assign(40 - (rank == 1), [0]))
+    with pytest.raises(ValueError, match=r"rank 0: no_op is a Tensor"):
+        ShardedMemory(patterns, no_op=torch.zeros(40, dtype=torch.bool))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="x was refused on another rank" if rank else r"x has shape \(3, 7, 5\)"):
         memory.retrieve(x if rank else x[..., :5])
     with pytest.raises(ValueError, match="requires a gradient"):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -334,6 +335,7 @@ def test_add_and_remove() -> None:
     assert torch.equal(memory.stored, left)
     assert torch.equal(memory.retrieve(x, trace=True).energy, HopfieldMemory(left).retrieve(x, trace=True).energy)
     assert len(memory.remove(2)) == 6
+    assert len(memory.remove([])) == 6
     for wrong in ([6], [-7], list(range(6))):
         with pytest.raises(ValueError, match="indices"):
             memory.remove(wrong)
@@ -349,6 +351,11 @@ def test_the_memory_keeps_its_own_copy() -> None:
     memory = HopfieldMemory(patterns)
     patterns.zero_()
     assert (memory.patterns != 0).all()
+    mask = torch.tensor([True, False, False, False, False])
+    memory = HopfieldMemory(torch.randn(5, 3), no_op=NoOp(mask))
+    mask[1] = True
+    assert memory.indices.tolist() == [1, 2, 3, 4]
+    assert len(memory.outliers) == 1
 
 
 def test_to() -> None:
@@ -358,6 +365,7 @@ def test_to() -> None:
     assert memory.stored.dtype == torch.float32
     assert memory.to(torch.float64) is memory
     assert memory.patterns.dtype == torch.float64
+    assert memory.to(device="cpu", dtype=torch.float32).patterns.dtype == torch.float32
     assert memory.to("cpu", torch.bfloat16).outliers.dtype == torch.bfloat16
     assert "2 patterns of size 2, 1 of them outliers; outeffhop, beta=1; bfloat16 on cpu" in repr(memory)
 
@@ -396,6 +404,8 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: os.PathLike[str], monkeypat
     assert os.listdir(tmp_path) == ["memory.safetensors"]
     with pytest.raises(ValueError, match="is a folder"):
         old.save(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder '.*nowhere'; make it first"):
+        old.save(os.path.join(tmp_path, "nowhere", "memory.safetensors"))
 
 
 def test_a_damaged_file_is_named(tmp_path: os.PathLike[str]) -> None:
@@ -433,6 +443,14 @@ def test_a_damaged_file_is_named(tmp_path: os.PathLike[str]) -> None:
         HopfieldMemory.load(os.path.join(tmp_path, "nowhere"))
 
 
+def test_a_whole_file_is_not_blamed_for_the_device(tmp_path: os.PathLike[str]) -> None:
+    path = os.path.join(tmp_path, "memory.safetensors")
+    HopfieldMemory(torch.randn(3, 2)).save(path)
+    with pytest.raises(RuntimeError, match=r"device type.*: nowhere"):
+        HopfieldMemory.load(path, device="nowhere")
+    assert HopfieldMemory.load(path, device=torch.device("cpu")).stored.shape == (3, 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
@@ -452,6 +470,7 @@ def test_a_damaged_file_is_named(tmp_path: os.PathLike[str]) -> None:
         (dict(no_op=NoOp.assign(4, [0])), ValueError, "classifies 4 patterns and there are 3"),
         (dict(no_op=NoOp.assign(3, [0, 1, 2])), ValueError, "all 3 patterns"),
         (dict(no_op=NoOp.assign(3, [0]), method="outeffhop(n=4)"), ValueError, "4 and 1"),
+        (dict(no_op=torch.tensor([True, False, False])), TypeError, r"no_op is a Tensor: .*NoOp\.assign"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, object], kind: type[Exception], message: str) -> None:
@@ -489,6 +508,18 @@ def test_no_overlap_and_no_queries() -> None:
         empty = HopfieldMemory(torch.randn(5, 3), method=name).retrieve(torch.randn(2, 0, 3), None)
         assert empty.state.shape == (2, 0, 3)
         assert empty.no_op.shape == empty.steps.shape == (2, 0)
+        if name not in CLIPPED:
+            traced = HopfieldMemory(torch.randn(5, 3), method=name).retrieve(torch.randn(2, 0, 3), 2, trace=True)
+            assert traced.energy is not None
+            assert traced.energy.shape[1:] == (2, 0)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    memory, x = HopfieldMemory(torch.randn(5, 3)), torch.randn(4, 3)
+    result = memory.retrieve(x, np.int64(2), tol=np.float32(1e-3), max_steps=np.int64(9))  # type: ignore[arg-type]
+    assert torch.equal(result.state, memory.retrieve(x, 2).state)
+    with pytest.raises(TypeError, match=r"steps=2\.0"):
+        memory.retrieve(x, 2.0)  # type: ignore[arg-type]
 
 
 def test_what_is_learned_elsewhere_keeps_its_start_value() -> None:

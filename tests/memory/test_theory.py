@@ -531,6 +531,17 @@ def test_delta_would_raise_capacity_by_at_most_one_over_gamma(radius, power, rng
     assert (gap > 0).all()
 
 
+def test_capacity_of_large_patterns_is_past_all_numbers():
+    """d = 4096, the first example of Ramsauer et al. otherwise: c is as before, and c^1023.75 overflows."""
+    norm = 3 * math.sqrt(4095)
+    for radius in (None, 1 / (2 * norm)):
+        bound = theory.capacity_bound(4096, 1.0, norm, 0.001, radius=radius)
+        assert bound.a * bound.c + bound.c * math.log(bound.c) == pytest.approx(bound.b)
+        assert bound.patterns == math.inf
+        assert not bound.note
+    assert theory.capacity_bound(20, 1.0, 3.0, 0.001, delta=1e5).patterns == math.inf
+
+
 def test_capacity_does_not_change_with_the_unit_of_length():
     """ξ → sξ, β → β/s², R → sR, δ → s²δ leaves every weight as it was."""
     here = theory.capacity_bound(16, 1.0, 12.0, 0.1, radius=0.05, delta=0.2)
@@ -674,18 +685,47 @@ def test_rate_falls_with_samples_and_grows_with_the_logarithm_of_the_memory():
 # Errors
 
 
+def test_no_queries_have_no_bounds():
+    patterns, none = torch.eye(3), torch.zeros(2, 0, 3)
+    for radius in (None, 0.1):
+        bounds = theory.retrieval_error_bounds(patterns, none, torch.zeros(2, 0, dtype=torch.long), 1.0, radius)
+        assert bounds.dense.shape == bounds.valid.shape == bounds.printed_proved.shape == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: theory.separation([[1.0], [2.0]]), "patterns is a list"),
+        (lambda: theory.radius(torch.eye(3).long()), "int64: floating point is needed"),
+    ],
+)
+def test_patterns_of_a_wrong_kind_are_named(call, says):
+    with pytest.raises(TypeError, match=says):
+        call()
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
         (lambda: theory.separation(torch.zeros(1, 3)), r"patterns of shape \(1, 3\)"),
         (lambda: theory.gamma(torch.zeros(2, 3), torch.zeros(4), 1.0), r"queries of shape \(4,\)"),
+        (lambda: theory.gamma(torch.zeros(2, 3), torch.zeros(()), 1.0), r"queries of shape \(\)"),
         (lambda: theory.gamma(torch.zeros(2, 3), torch.zeros(3), 0.0), "beta=0.0"),
+        (lambda: theory.separation(torch.tensor([[1.0], [math.nan]])), "1 of 2 rows hold NaN"),
+        (lambda: theory.ball_error_bound(torch.eye(2), 1.0, 0.1, n=-1), "n=-1"),
         (lambda: theory.separation_threshold(1, 1.0, 1.0, 1.0), "count=1"),
         (lambda: theory.well_separated(torch.ones(2, 3), 1.0, 0.0), r"radius=0.0"),
         (lambda: theory.capacity_bound(1, 1.0, 1.0, 0.1), "dim=1"),
         (lambda: theory.capacity_bound(5, 1.0, 1.0, 1.5), "failure=1.5"),
         (lambda: theory.norm_bounds(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(4, 5)), "memory"),
-        (lambda: theory.retrieval_error_bounds(torch.eye(2), torch.eye(2), torch.tensor([0, 2]), 1.0), "target"),
+        (
+            lambda: theory.retrieval_error_bounds(torch.eye(2), torch.eye(2), torch.tensor([0, 2]), 1.0),
+            r"target of shape \(2,\) with the value 2",
+        ),
+        (
+            lambda: theory.retrieval_error_bounds(torch.eye(2), torch.eye(2), torch.tensor([], dtype=torch.long), 1.0),
+            r"target of shape \(0,\).*shape \(2,\)",
+        ),
         (lambda: theory.retrieval_error_bounds(torch.eye(2), torch.eye(2), torch.tensor([0, 0]), 1.0, 0.5), "radius"),
     ],
 )

@@ -145,6 +145,7 @@ def test_another_method_keeps_the_weights():
         (lambda s: s | {"association_core.p_norm_weight": torch.ones(5)}, {}, ["p_norm_weight"]),
         (lambda s: {k: v for k, v in s.items() if "q_proj" not in k}, {}, ["q_proj_weight", "static"]),
         (lambda s: s, {"num_heads": 3}, ["num_heads=3"]),
+        (lambda s: s, {"num_heads": 0}, ["num_heads=0"]),
         (lambda s: s, {"scaling": torch.ones(2)}, ["scaling", "beta_per_head"]),
         (lambda s: s | {"norm_state_pattern.weight": torch.ones(6)}, {}, ["norm_stored_pattern"]),
     ],

@@ -290,6 +290,73 @@ def test_vanilla_is_multihead_attention(options, batch_first):
         torch.testing.assert_close(one(query, key, value)[0], theirs(query, key, value)[0])
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_a_converted_layer_is_in_the_mode_of_the_other(training):
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True).train(training)
+    ours = OutEffHop.from_multihead(theirs, "vanilla")
+    assert ours.training == ours.association.training == training
+    if not training:
+        x = torch.randn(2, 5, 8)
+        torch.testing.assert_close(ours(x)[0], theirs(x, x, x)[0])
+
+
+@pytest.mark.parametrize("predictor", ["linear", "mlp", "features"])
+@pytest.mark.parametrize("gate", ["token", "element", "head", "constant"])
+def test_padding_is_as_good_as_absence_under_a_gate(gate, predictor):
+    layer = _layer(f"gated-outeffhop(gate={gate}, predictor={predictor})")
+    x = _tensor(2, 5, 8)
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    padding[:, 3:] = True
+    expected = layer(x[:, :3])[0]
+    for mask in (padding, torch.zeros(2, 5, dtype=torch.float64).masked_fill(padding, -math.inf)):
+        torch.testing.assert_close(layer(x, key_padding_mask=mask)[0][:, :3], expected)
+        torch.testing.assert_close(layer(x, x, x, key_padding_mask=mask)[0][:, :3], expected)
+    torch.testing.assert_close(layer(x[0], key_padding_mask=padding[0])[0][:3], expected[0])
+    # the mask of other keys says nothing of the queries
+    keys = x.clone()
+    torch.testing.assert_close(layer(x, keys, key_padding_mask=padding)[0], layer(x, keys[:, :3])[0])
+
+
+@pytest.mark.parametrize("extra", [{"add_zero_attn": True}, {"add_bias_kv": True}], ids=str)
+def test_extra_patterns_with_masks_that_broadcast_and_without_keys(extra):
+    layer = _layer("sparse", **extra)
+    x = _tensor(2, 5, 8)
+    for mask in (_tensor(2, 1, 5, 1) > 0, _tensor(2, 2, 5, 1)):  # the same for every key
+        torch.testing.assert_close(layer(x, attn_mask=mask)[0], layer(x, attn_mask=mask.expand(2, 2, 5, 5))[0])
+    out, weights = layer(x, x[:, :0], need_weights=True)
+    torch.testing.assert_close(weights, torch.ones(2, 5, 1, dtype=torch.float64))
+    value = layer.v_proj.bias * 0 if layer.bias_v is None else layer.bias_v[0, 0]
+    torch.testing.assert_close(out, layer.out_proj(value).expand_as(out))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_an_empty_batch(batch_first):
+    x = torch.zeros(0, 5, 8) if batch_first else torch.zeros(5, 0, 8)
+    options = dict(quantity=3, batch_first=batch_first)
+    assert OutEffHopLayer(8, 2, **options)(x).shape == x.shape
+    assert OutEffHopPooling(8, 2, **options)(x).shape == ((0, 3, 8) if batch_first else (3, 0, 8))
+
+
+def test_a_method_that_does_not_fit_leaves_the_layer_as_it_was():
+    layer = OutEffHop(9, 2, head_dim=4)
+    with pytest.raises(ValueError, match="embed_dim=9"):
+        layer.set_method("gated(qk_norm=rms)")
+    assert str(layer.method) == "outeffhop"
+    assert layer.association.qk_norm is None
+
+
+def test_half_precision_comes_to_rest(monkeypatch):
+    """Two roundings of one state differ by more than 1e-4 of it in bfloat16: no tolerance may ask for less."""
+    torch.manual_seed(0)
+    layer = OutEffHop.retrieval(16, beta=0.3, batch_first=True, steps=None, dtype=torch.bfloat16)
+    updates = []
+    plain_update = layer.association._update
+    monkeypatch.setattr(layer.association, "_update", lambda *a, **k: updates.append(1) or plain_update(*a, **k))
+    layer(torch.randn(2, 200, 16).bfloat16(), torch.randn(2, 30, 16).bfloat16())
+    assert len(updates) < layer.association.max_steps
+
+
 def test_dropout_only_in_training():
     layer = _layer(dropout=0.5)
     x = _tensor(2, 5, 8)
@@ -360,6 +427,18 @@ def test_beta_is_registered(beta):
         (lambda: OutEffHop(8, 2)(torch.zeros(3, 2, 7)), ["query", "(3, 2, 7)", "size 8"]),
         (lambda: OutEffHop(8, 2)(torch.zeros(3, 2, 8), torch.zeros(3, 4, 8)), ["batch of 2", "of 4"]),
         (
+            lambda: OutEffHop(8, 2)(torch.zeros(3, 2, 8), torch.zeros(4, 2, 8), torch.zeros(4, 3, 8)),
+            ["key of 2", "value of 3"],
+        ),
+        (
+            lambda: OutEffHop(8, 2)(torch.zeros(3, 2, 8), torch.zeros(4, 2, 8), torch.zeros(5, 2, 8)),
+            ["key has length 4", "value 5"],
+        ),
+        (
+            lambda: OutEffHop(8, 2)(torch.zeros(3, 8), torch.zeros(4, 8), torch.zeros(5, 8)),
+            ["key has length 4", "value 5"],
+        ),
+        (
             lambda: OutEffHop(8, 2)(torch.zeros(3, 2, 8), attn_mask=torch.zeros(2, 2) > 0),
             ["attn_mask", "(2, 2)", "(3, 3)"],
         ),
@@ -378,6 +457,12 @@ def test_errors(make, words):
         make()
     for word in words:
         assert word in str(caught.value), f"{word!r} not in: {caught.value}"
+
+
+@pytest.mark.parametrize("name", ["steps", "max_steps"])
+def test_steps_are_whole_numbers(name):
+    with pytest.raises(TypeError, match=rf"{name}=2\.5: a whole number"):
+        OutEffHop(8, 2, **{name: 2.5})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

@@ -8,6 +8,7 @@ softmax1's denominator, and with one Ω_C per outlier there are K of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -67,8 +68,7 @@ class NoOp:
                 raise ValueError(f"outliers is a mask of shape {tuple(given.shape)}: ({size},) is needed")
             return NoOp(given.clone(), distinct)
         mask = torch.zeros(size, dtype=torch.bool, device=given.device)
-        if given.numel():
-            mask[check_indices(given, size, "outliers")] = True
+        mask[check_indices(given, size, "outliers")] = True
         return NoOp(mask, distinct)
 
     @staticmethod
@@ -109,6 +109,8 @@ class NoOp:
     ) -> NoOp:
         """Outliers relative to a query [d], or to every one of several [..., d]: less similar than ``threshold``."""
         patterns = check_patterns(patterns)
+        if not isinstance(query, Tensor):
+            raise TypeError(f"query is a {type(query).__name__}: a tensor [d] or [..., d] is needed")
         if query.dim() == 0 or query.shape[-1] != patterns.shape[1]:
             raise ValueError(
                 f"query has shape {tuple(query.shape)}: [d] or [..., d] with d = {patterns.shape[1]} is needed"
@@ -141,12 +143,12 @@ def extend(patterns: Tensor, queries: Tensor, no_op: NoOp, C: float = 1.0) -> Ex
         patterns: [M, d]
         queries: [..., d]
         no_op: the classification of the M patterns. Distinct outliers get Ω of C, 2C, 3C, …
-        C: the extra coordinate of Ω, not 0.
+        C: the extra coordinate of Ω, finite and not 0.
     """
     patterns = check_patterns(patterns)
     check_size(no_op, len(patterns))
-    if C == 0.0 or C != C:
-        raise ValueError(f"C={C}: the extra coordinate tells outliers from the rest, so it is a number other than 0")
+    if C == 0.0 or not math.isfinite(C):  # ⟨Ω, x̄⟩ = C · 0 is to be 0
+        raise ValueError(f"C={C}: the extra coordinate tells outliers from the rest: a finite number other than 0")
     mask = no_op.outliers.to(patterns.device)
     last = torch.zeros_like(patterns[:, :1])  # ω  [M, 1]
     heights = C * torch.arange(1, no_op.n + 1, dtype=patterns.dtype, device=patterns.device)  # [n]
@@ -158,12 +160,18 @@ def extend(patterns: Tensor, queries: Tensor, no_op: NoOp, C: float = 1.0) -> Ex
 
 
 def check_size(no_op: NoOp, size: int) -> None:
+    if not isinstance(no_op, NoOp):
+        raise TypeError(
+            f"no_op is a {type(no_op).__name__}: a NoOp is needed; NoOp.assign makes one from indices or a mask"
+        )
     if len(no_op.outliers) != size:
         raise ValueError(f"no_op classifies {len(no_op.outliers)} patterns and there are {size}: one entry for each")
 
 
 def check_indices(indices: Tensor, size: int, name: str) -> Tensor:
     """Integer indices in [−size, size), as 1-D; negative ones count from the end."""
+    if indices.numel() == 0:  # [] as a tensor is float32
+        return indices.reshape(-1).long()
     if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
         raise TypeError(f"{name} has dtype {indices.dtype}: whole numbers are needed")
     indices = indices.reshape(-1).long()
@@ -179,4 +187,7 @@ def _measured(patterns: Tensor, measure: str) -> Tensor:
         raise ValueError(f"measure={measure!r}: 'cosine' or 'dot' is needed")
     if patterns.dtype in (torch.float16, torch.bfloat16):
         patterns = patterns.float()
-    return torch.nn.functional.normalize(patterns, dim=1) if measure == "cosine" else patterns
+    if measure == "dot":
+        return patterns
+    norms = torch.linalg.vector_norm(patterns, dim=1, keepdim=True)
+    return patterns / torch.where(norms == 0, 1.0, norms)  # short ones too: torch's normalize leaves 1e-13 as it is

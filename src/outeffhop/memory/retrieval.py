@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -87,12 +88,12 @@ def iterate(
     index, states, no_op = (torch.cat(parts) for parts in zip(*left, strict=True))
     order = index.argsort()
     state = states[order]
-    energy = _trace(energies, taken, update(state).energy).reshape(-1, *lead) if trace else None
+    energy = _trace(energies, taken, update(state).energy) if trace else None  # [T + 1, Q]
     return Retrieval(
         state=state.reshape(x.shape),
         steps=taken.reshape(lead),
         converged=converged.reshape(lead),
-        energy=energy,
+        energy=None if energy is None else energy.reshape(len(energy), *lead),
         no_op=no_op[order].reshape(lead),
     )
 
@@ -113,9 +114,9 @@ def _norm(x: Tensor) -> Tensor:
 def _check_steps(steps: int | None, tol: float, max_steps: int) -> int:
     """The largest number of updates."""
     for name, value in (("steps", 1 if steps is None else steps), ("max_steps", max_steps)):
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(f"{name}={value!r}: a whole number is needed")
-    if isinstance(tol, bool) or not isinstance(tol, int | float):
+    if isinstance(tol, bool) or not isinstance(tol, numbers.Real):
         raise TypeError(f"tol={tol!r}: a number is needed")
     if steps is not None and steps < 1:
         raise ValueError(f"steps={steps}: at least 1, or None to go on until each query rests")

@@ -25,6 +25,8 @@ def save(path: str | os.PathLike[str], stored: Tensor, beta: float, method: str,
     target = Path(path)
     if target.is_dir():
         raise ValueError(f"path={str(target)!r} is a folder: the name of a file is needed")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"path={str(target)!r}: there is no folder {str(target.parent)!r}; make it first")
     tensors = {"patterns": stored.contiguous()}
     metadata = {"format": _FORMAT, "beta": repr(beta), "method": method}
     if no_op is not None:
@@ -43,15 +45,13 @@ def save(path: str | os.PathLike[str], stored: Tensor, beta: float, method: str,
 
 
 @contextmanager
-def reading(
-    path: str | os.PathLike[str], device: torch.device | str
-) -> Iterator[tuple[Tensor, float, str, NoOp | None]]:
+def reading(path: str | os.PathLike[str]) -> Iterator[tuple[Tensor, float, str, NoOp | None]]:
     """Patterns, β, method and classification; whatever is wrong with them becomes a ValueError that names the file."""
     source = Path(path)
     if not source.is_file():
         raise FileNotFoundError(f"path={str(source)!r}: there is no such file")
     try:
-        with safe_open(source, framework="pt", device=str(device)) as file:
+        with safe_open(source, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != _FORMAT:
                 raise ValueError(f"its format is {metadata.get('format')!r}, not {_FORMAT!r}")

@@ -7,6 +7,7 @@ that travels: Q·(d + 2) numbers per update, however many patterns there are. Th
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any
 
@@ -79,8 +80,7 @@ class ShardedMemory:
     ) -> ShardedMemory:
         """From patterns [M, d] that every rank has; each keeps its part, the first ranks one more where M is uneven."""
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        if no_op is not None:
-            check_size(no_op, len(patterns))
+        if isinstance(no_op, NoOp):  # of a wrong size it differs on some rank, and all ranks raise together
             no_op = NoOp(no_op.outliers.tensor_split(ranks)[rank], no_op.distinct)
         return cls(patterns.tensor_split(ranks)[rank], beta, method, no_op, group)
 
@@ -169,10 +169,10 @@ class ShardedMemory:
                 raise ValueError("x requires a gradient, which does not pass between ranks: give x.detach()")
         except (ValueError, TypeError) as problem:
             error = problem
-        # integer sums do not depend on their order, so equal queries give equal sums on any hardware
-        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()] if error is None else None
-        total = 0 if bits is None else int(x.contiguous().view(bits).long().sum())
-        facts = [0 if error is None else 1, x.numel() if error is None else 0, total % (1 << 31)]
+        # a digest of all bits in their order: sums would take the same queries in another order for equal
+        content = b"" if error is not None else x.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        digest = int.from_bytes(hashlib.sha256(content).digest()[:7])  # its negative fits into int64, too
+        facts = [0 if error is None else 1, x.numel() if error is None else 0, digest]
         both = torch.tensor([*facts, *(-f for f in facts)], device=self._active.device)
         dist.all_reduce(both, dist.ReduceOp.MAX, group=self._group)
         highest, lowest = both[:3].tolist(), (-both[3:]).tolist()

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from os import PathLike
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class HopfieldMemory:
     others take the queries in blocks.
 
     Args:
-        patterns: [M, d], one pattern per row; copied.
+        patterns: [M, d], one pattern per row; copied, as is the classification.
         beta: β > 0, the inverse temperature.
         method: anything ``Method.parse`` takes, without a gate.
         no_op: Λ. Outliers stay stored and leave the sum; in "outeffhop" they become n = 1 no-op
@@ -63,7 +64,7 @@ class HopfieldMemory:
         active = stored
         if no_op is not None:
             check_size(no_op, len(stored))
-            no_op = NoOp(no_op.outliers.to(stored.device), no_op.distinct)
+            no_op = NoOp(no_op.outliers.to(stored.device, copy=True), no_op.distinct)
             active = stored[~no_op.outliers]
             if len(active) == 0:
                 raise ValueError(f"no_op makes outliers of all {len(stored)} patterns: at least one must remain")
@@ -142,7 +143,10 @@ class HopfieldMemory:
         if outliers is not None and no_op is None:
             no_op = NoOp(torch.zeros(len(self), dtype=torch.bool, device=self._stored.device))
         if no_op is not None:
-            more = NoOp.assign(len(new), [False] * len(new) if outliers is None else outliers)
+            given = torch.as_tensor([False] * len(new) if outliers is None else outliers)
+            if given.dtype != torch.bool:  # 0 and 1 could be a mask or indices
+                raise TypeError(f"outliers has dtype {given.dtype}: a bool for each of the new patterns is needed")
+            more = NoOp.assign(len(new), given)
             no_op = NoOp(torch.cat([no_op.outliers, more.outliers.to(no_op.outliers.device)]), no_op.distinct)
         stored = torch.cat([self._stored, new.to(self._stored)])
         self._store(check_patterns(stored), no_op)
@@ -159,9 +163,9 @@ class HopfieldMemory:
         self._store(self._stored[keep], no_op)
         return self
 
-    def to(self, *args: torch.device | torch.dtype | str | int) -> HopfieldMemory:
+    def to(self, *args: Any, **options: Any) -> HopfieldMemory:
         """Moves or converts the memory as ``torch.nn.Module.to`` does a module; returns self."""
-        self._store(check_patterns(self._stored.to(*args)), self.no_op)  # type: ignore[call-overload]
+        self._store(check_patterns(self._stored.to(*args, **options)), self.no_op)
         return self
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -171,8 +175,9 @@ class HopfieldMemory:
     @staticmethod
     def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> HopfieldMemory:
         """The memory as it was saved; a file that is none raises ValueError."""
-        with saving.reading(path, device) as parts:
-            return HopfieldMemory(*parts)
+        with saving.reading(path) as parts:
+            memory = HopfieldMemory(*parts)
+        return memory.to(device)  # outside: that a device is not there is no fault of the file
 
     def __len__(self) -> int:
         return len(self._stored)

@@ -9,6 +9,7 @@ One fact carries most proofs: softmax1 over M patterns is softmax over these and
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from scipy.special import wrightomega
 from torch import Tensor
 
 from outeffhop.functional import logsumexp_n
+from outeffhop.memory.inputs import check_patterns
 
 __all__ = [
     "separation",
@@ -40,6 +42,8 @@ __all__ = [
     "GeneralizationTerms",
     "generalization_terms",
 ]
+
+_LOG_MAX = math.log(sys.float_info.max)
 
 
 def separation(patterns: Tensor) -> Tensor:
@@ -118,9 +122,11 @@ def retrieval_error_bounds(
     """
     _check_patterns(patterns, at_least=2)
     count, norm = len(patterns), largest_norm(patterns)
-    if target.shape != queries.shape[:-1] or int(target.min()) < 0 or int(target.max()) >= count:
+    outside = target[(target < 0) | (target >= count)]
+    if target.shape != queries.shape[:-1] or len(outside):
+        wrong = f" with the value {int(outside[0])}" if len(outside) else ""
         raise ValueError(
-            f"target of shape {tuple(target.shape)} with values {int(target.min())}..{int(target.max())}: "
+            f"target of shape {tuple(target.shape)}{wrong}: "
             f"one index in 0..{count - 1} per query, shape {tuple(queries.shape[:-1])}"
         )
     wanted = patterns[target]  # [..., d]
@@ -129,8 +135,9 @@ def retrieval_error_bounds(
     if radius is None:
         gap = (wanted * queries).sum(-1) - runner_up
     else:
-        furthest = float(torch.linalg.vector_norm(queries - wanted, dim=-1).max())
-        if furthest > radius * (1 + 1e-9):
+        distance = torch.linalg.vector_norm(queries - wanted, dim=-1)
+        if (distance > radius * (1 + 1e-9)).any():
+            furthest = float(distance.max())
             raise ValueError(f"radius={radius}: a query lies {furthest} from its pattern; take a radius that holds it")
         gap = separation(patterns)[target] - 2 * norm * radius
     lse = logsumexp_n(_scores(patterns, queries, beta), 0.0)
@@ -153,6 +160,8 @@ def ball_error_bound(patterns: Tensor, beta: float, radius: float, n: float = 1.
     (n = 1), and Ramsauer's of the dense model (n = 0).
     """
     _check_positive(beta=beta, radius=radius)
+    if not n >= 0.0:
+        raise ValueError(f"n={n}: the number of no-op patterns is not negative")
     norms: Tensor = torch.linalg.vector_norm(patterns, dim=-1)
     norm = largest_norm(patterns)
     others = 2 * norm * (len(patterns) - 1) * torch.exp(-beta * (separation(patterns) - 2 * norm * radius))
@@ -206,7 +215,7 @@ class CapacityBound:
     a: float
     b: float
     c: float
-    patterns: float  # the bound on M, not rounded; nan where the formula has no value
+    patterns: float  # the bound on M, not rounded; inf past 1.8e308, nan where the formula has no value
     note: str = ""  # why the bound says nothing, if so
 
 
@@ -235,8 +244,10 @@ def capacity_bound(
         share = 4 / (dim - 1)
         a = share * (math.log(2 * math.sqrt(failure) * norm / radius) + beta * (2 * norm * radius - delta))
     b = share * beta * norm**2 / 5
-    c = b / float(wrightomega(a + math.log(b)))  # wrightomega(z) = W₀(e^z) for real z, and e^z never overflows
-    patterns = math.sqrt(failure) * c ** ((dim - 1) / 4)
+    omega = float(wrightomega(a + math.log(b)))  # wrightomega(z) = W₀(e^z) for real z, and e^z never overflows
+    c = b / omega if omega > 0.0 else math.inf
+    log_patterns = 0.5 * math.log(failure) + (dim - 1) / 4 * math.log(c)
+    patterns = math.exp(log_patterns) if log_patterns < _LOG_MAX else math.inf
     note = ""
     if patterns < 2:
         note = "fewer than 2 patterns: the bound says nothing; raise beta, norm or dim"
@@ -323,13 +334,14 @@ def generalization_terms(
 def _scores(patterns: Tensor, queries: Tensor, beta: float) -> Tensor:
     _check_patterns(patterns)
     _check_positive(beta=beta)
-    if queries.shape[-1] != patterns.shape[1]:
+    if queries.ndim == 0 or queries.shape[-1] != patterns.shape[1]:
         raise ValueError(f"queries of shape {tuple(queries.shape)}: the last size is to be d={patterns.shape[1]}")
     return beta * (queries @ patterns.T)  # [..., M]
 
 
 def _check_patterns(patterns: Tensor, at_least: int = 1) -> None:
-    if patterns.ndim != 2 or len(patterns) < at_least:
+    check_patterns(patterns)
+    if len(patterns) < at_least:
         raise ValueError(f"patterns of shape {tuple(patterns.shape)}: expected [M, d] with M >= {at_least}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,8 @@ class Association(nn.Module):
         learn_beta: β is trained, as its logarithm, so that it stays positive.
         beta_per_head: one β for each head.
         steps: how many updates; None goes on until each query rests.
-        tol: at rest is a query that an update moves by at most tol·max(1, ‖q‖).
+        tol: at rest is a query that an update moves by at most tol·max(1, ‖q‖), with tol no less than the
+            dtype's resolution.
         max_steps: where steps=None gives up.
         dropout: on the weights of the last update, while training.
     """
@@ -55,6 +57,9 @@ class Association(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        for name, value in (("steps", 1 if steps is None else steps), ("max_steps", max_steps)):
+            if not isinstance(value, numbers.Integral):
+                raise TypeError(f"{name}={value!r}: a whole number is needed")
         if not 0.0 < beta < math.inf:
             raise ValueError(f"beta={beta}: the inverse temperature is finite and greater than 0")
         if steps is not None and steps < 1:
@@ -156,12 +161,13 @@ class Association(nn.Module):
 
     def _to_rest(self, query: Tensor, key: Tensor, update: partial[tuple[Tensor, Tensor | None]]) -> Tensor:
         """All updates but the last. A query at rest stays as it is, whatever the others still do."""
+        tol = max(self.tol, torch.finfo(query.dtype).eps)  # closer no two roundings of one number can come
         resting = torch.zeros(query.shape[:-1], dtype=torch.bool, device=query.device)
         for _ in range(self.max_steps - 1):
             new, _ = update(query, value=key)
             moved = (new - query).detach().float().norm(dim=-1)
             size = query.detach().float().norm(dim=-1)
-            now = moved <= self.tol * size.clamp(min=1.0)
+            now = moved <= tol * size.clamp(min=1.0)
             query = torch.where((resting | now).unsqueeze(-1), query, new)
             resting = resting | now
             if resting.all():

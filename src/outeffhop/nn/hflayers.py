@@ -63,7 +63,7 @@ def from_hflayers(
         raise ValueError("state_dict holds p_norm_weight: normalize_hopfield_space has no counterpart here")
     weights = _projections(core, connected)
     hidden, embed_dim = weights["q"].shape
-    if hidden % num_heads:
+    if num_heads < 1 or hidden % num_heads:
         raise ValueError(f"num_heads={num_heads} does not divide the {hidden} rows of the query projection")
     out = core.get("out_proj.weight")
     options: dict[str, Any] = dict(

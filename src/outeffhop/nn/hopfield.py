@@ -140,15 +140,14 @@ class OutEffHop(nn.Module):
 
     def set_method(self, method: str | Method) -> None:
         """Another method on the same projections; what both methods learn (gates, sinks, …) keeps its values."""
-        self.association.set_method(method)
-        spec = self.association.method.gate
-        if spec is None:
-            self.gate = None
-        elif self.gate is None or self.gate.spec != spec:
+        method = Method.parse(method)
+        spec, gate = method.gate, self.gate
+        if spec is not None and (gate is None or gate.spec != spec):
             at = self.association.log_beta
-            self.gate = Gate(
-                spec, self.embed_dim, self.num_heads, self.value_head_dim, device=at.device, dtype=at.dtype
-            )
+            gate = Gate(spec, self.embed_dim, self.num_heads, self.value_head_dim, device=at.device, dtype=at.dtype)
+        # only now, since a gate that does not fit is refused, and then the layer is to be as it was
+        self.association.set_method(method)
+        self.gate = None if spec is None else gate
 
     @classmethod
     def retrieval(cls, embed_dim: int, num_heads: int = 1, **options: Any) -> OutEffHop:
@@ -158,7 +157,10 @@ class OutEffHop(nn.Module):
 
     @classmethod
     def from_multihead(cls, attention: nn.MultiheadAttention, method: str | Method = "outeffhop") -> OutEffHop:
-        """A trained nn.MultiheadAttention's weights under another method ("vanilla" gives the same outputs)."""
+        """A trained nn.MultiheadAttention's weights under another method ("vanilla" gives the same outputs).
+
+        It is in training mode, where weights drop out, if the other is.
+        """
         layer = cls(
             attention.embed_dim,
             attention.num_heads,
@@ -185,7 +187,7 @@ class OutEffHop(nn.Module):
         if attention.bias_k is not None and attention.bias_v is not None:
             state |= {"bias_k": attention.bias_k, "bias_v": attention.bias_v}
         layer.load_state_dict({**layer.state_dict(), **state})
-        return layer
+        return layer.train(attention.training)
 
     def reset_parameters(self) -> None:
         for projection in (self.q_proj, self.k_proj, self.v_proj):
@@ -215,7 +217,8 @@ class OutEffHop(nn.Module):
             query: [B, L, embed_dim] where batch_first, else [L, B, embed_dim]; or [L, embed_dim].
             key: likewise [B, S, kdim]; the query itself if left out. A batch of 1 serves every query.
             value: likewise [B, S, vdim]; the key if left out.
-            key_padding_mask: [B, S], True or −inf where a key is to be ignored.
+            key_padding_mask: [B, S], True or −inf where a key is to be ignored. If the key is the query itself, a
+                gate per head does not see it either.
             need_weights: also return the association weights of the last update, by the plain, slower way.
             attn_mask: [L, S], [B·H, L, S] or broadcasting to [B, H, L, S]; True is not allowed, or added.
             average_attn_weights: the weights' mean over heads, [B, L, S], instead of [B, H, L, S].
@@ -228,13 +231,13 @@ class OutEffHop(nn.Module):
         if value is not None and self.connected and value is not key:
             raise ValueError("value differs from key, but connected=True takes values from the keys: leave value out")
         value = key if value is None else value
-        batched = query.dim() == 3
+        batched, itself = query.dim() == 3, key is query
         self._check_inputs(query, key, value)
         if not batched:
             query, key, value = (t.unsqueeze(0) for t in (query, key, value))
         elif not self.batch_first:
             query, key, value = (t.transpose(0, 1) for t in (query, key, value))
-        out, weights = self._associate(query, key, value, key_padding_mask, attn_mask, is_causal, need_weights)
+        out, weights = self._associate(query, key, value, key_padding_mask, attn_mask, is_causal, need_weights, itself)
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
         if not batched:
@@ -250,14 +253,16 @@ class OutEffHop(nn.Module):
         attn_mask: Tensor | None,
         is_causal: bool,
         need_weights: bool,
+        itself: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        batch = max(query.shape[0], key.shape[0])
-        opening = None if self.gate is None else self.gate(query)
+        batch = next((t.shape[0] for t in (query, key, value) if t.shape[0] != 1), 1)
         q = self.q_proj(self.norm_query(query))
         k = self.k_proj(self.norm_key(key))
         v = self.v_proj(k) if self.connected else self.v_proj(self.norm_value(value))
         shape = (batch, self.num_heads, query.shape[1], key.shape[1])
         mask = merge_masks(key_padding_mask, attn_mask, shape, q.dtype)
+        # padding among the queries is known only where they are the keys
+        opening = None if self.gate is None else self.gate(query, _not_padding(key_padding_mask) if itself else None)
         k, v, mask, is_causal = self._extra_patterns(k, v, mask, is_causal, query.shape[1])
         q, k, v = (
             t.expand(batch, -1, -1).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v)
@@ -276,7 +281,7 @@ class OutEffHop(nn.Module):
         if self.bias_k is not None and self.bias_v is not None:
             extra.append((self.bias_k, self.bias_v))
         if self.add_zero_attn:
-            extra.append((torch.zeros_like(k[:1, :1]), torch.zeros_like(v[:1, :1])))
+            extra.append((k.new_zeros(1, 1, k.shape[2]), v.new_zeros(1, 1, v.shape[2])))
         if not extra:
             return k, v, mask, is_causal
         if is_causal:  # the kernels' causal mask knows nothing of patterns that stand outside of time
@@ -286,12 +291,12 @@ class OutEffHop(nn.Module):
                 mask = causal if mask is None else causal & mask
             else:
                 mask = mask.masked_fill(~causal, -math.inf)
+        if mask is not None:
+            mask = mask.expand(*mask.shape[:-1], k.shape[1])  # one entry for all keys is none for those beside them
+            mask = nn.functional.pad(mask, (0, len(extra)), value=True if mask.dtype == torch.bool else 0.0)
         for more_k, more_v in extra:
             k = torch.cat([k, more_k.expand(k.shape[0], 1, -1)], 1)
             v = torch.cat([v, more_v.expand(v.shape[0], 1, -1)], 1)
-        if mask is not None:
-            fill = True if mask.dtype == torch.bool else 0.0
-            mask = nn.functional.pad(mask, (0, len(extra)), value=fill)
         return k, v, mask, False
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -301,13 +306,24 @@ class OutEffHop(nn.Module):
             if t.dim() not in (2, 3) or t.dim() != query.dim() or t.shape[-1] != size:
                 layout = "[batch, length, size]" if self.batch_first else "[length, batch, size]"
                 raise ValueError(f"{name} has shape {tuple(t.shape)}: {layout} or [length, size] with size {size}")
+        at = 0 if self.batch_first else 1
         if query.dim() == 3:
-            at = 0 if self.batch_first else 1
-            batches = query.shape[at], key.shape[at]
-            if batches[0] != batches[1] and 1 not in batches:
+            batches = [t.shape[at] for t in (query, key, value)]
+            several = [batch for batch in batches if batch != 1]
+            if any(batch != several[0] for batch in several):
                 raise ValueError(
-                    f"query has a batch of {batches[0]} and key of {batches[1]}: equal ones, or 1, are needed"
+                    "query has a batch of {}, key of {} and value of {}: equal ones, or 1, are needed".format(*batches)
                 )
+        lengths = [t.shape[1 - at] if t.dim() == 3 else t.shape[0] for t in (key, value)]
+        if lengths[0] != lengths[1]:
+            raise ValueError(f"key has length {lengths[0]} and value {lengths[1]}: one value for each key is needed")
+
+
+def _not_padding(key_padding_mask: Tensor | None) -> Tensor | None:
+    """Which tokens take part, bool [B, S] or [S]."""
+    if key_padding_mask is None:
+        return None
+    return ~(key_padding_mask if key_padding_mask.dtype == torch.bool else torch.isneginf(key_padding_mask))
 
 
 def _projection(name: str, size: int, hidden: int, wanted: bool, bias: bool, kept: dict[str, Any]) -> nn.Module:
