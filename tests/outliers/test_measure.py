@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -13,6 +14,7 @@ from outeffhop import outliers
 from outeffhop.models import presets
 from outeffhop.models.inspection import inspecting
 from outeffhop.outliers.tensors import pick
+from outeffhop.quantization import Calibration, freeze, simulate
 
 NUMBERS = ("inf_norm", "max_abs", "kurtosis", "token_inf_norm", "token_kurtosis")
 HEADS = ("first_token", "special_tokens", "no_op", "max_probability")
@@ -273,3 +275,87 @@ def test_any_module_by_patterns():
     report = outliers.measure(model, [{"input": x}], ["2", "2:input"])
     assert [t.name for t in report.tensors] == ["2:input", "2"]
     assert report.tensors[0].max_abs == model[:2](x).max().item()
+
+
+def test_inference_mode():
+    model, inputs = model_of("bert"), inputs_of("bert")
+    with torch.inference_mode():
+        found = outliers.measure(model, split(inputs, 2), "all")
+    same(found, outliers.measure(model, split(inputs, 2), "all"))
+
+
+def test_a_tensor_changed_in_place_is_measured_anew_in_inference_mode():
+    class Doubled(nn.Sequential):
+        def forward(self, input):
+            return self[0](input).mul_(2.0)
+
+    model = nn.Sequential(Doubled(nn.Linear(6, 8)))
+    with torch.inference_mode():
+        inner, outer = outliers.measure(model, [{"input": torch.randn(3, 5, 6)}], ["0.0", "0"]).tensors
+    assert {inner.name, outer.name} == {"0", "0.0"}
+    assert sorted((inner.max_abs, outer.max_abs))[1] == 2 * sorted((inner.max_abs, outer.max_abs))[0]
+
+
+def test_a_wrapped_model_is_measured_as_it_is_alone():
+    model, inputs = model_of("bert"), inputs_of("bert")
+    assert outliers.measure(nn.DataParallel(model), [inputs]) == outliers.measure(model, [inputs])
+
+
+def test_a_quantized_model():
+    model, inputs = model_of("opt", "outeffhop"), inputs_of("opt")
+    for placement in ("paper", "linear"):
+        quantized = simulate(model, placement=placement)
+        with Calibration(quantized), torch.no_grad():
+            quantized(**inputs)
+        freeze(quantized)
+        if placement == "paper":
+            with pytest.raises(ValueError, match="attention=False"):
+                outliers.measure(quantized, [inputs])
+        found = outliers.measure(quantized, [inputs], attention=placement == "linear")
+        assert bool(found.attention) == (placement == "linear")
+        assert found.max_inf_norm == pytest.approx(outliers.measure(model, [inputs]).max_inf_norm, rel=0.05)
+        assert found.max_inf_norm != outliers.measure(model, [inputs]).max_inf_norm
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 7, 7), (1, 3, 1, 7, 7), (2, 3, 4, 7, 7), (7, 7)])
+def test_heads_under_a_mask_that_broadcasts(shape):
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x, mask):
+            return self.linear(outeffhop.attention(x, x, x, attn_mask=mask))
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 4, 7, 6, generator=generator)
+    mask = torch.rand(shape, generator=generator) < 0.6
+    mask[..., 0] = True
+    heads = outliers.measure(Attention(), [{"x": x, "mask": mask}], "all").attention[0]
+    scores = (x @ x.mT / 6**0.5).masked_fill(~mask, -torch.inf)
+    p = scores.exp() / (1 + scores.exp().sum(-1, keepdim=True))
+    assert heads.first_token == pytest.approx(p[..., 0].mean((0, 1, 3)).tolist(), rel=1e-5)
+    assert heads.no_op == pytest.approx((1 - p.sum(-1)).mean((0, 1, 3)).tolist(), rel=1e-5)
+
+
+def test_special_ids_of_any_kind_are_written():
+    model, inputs = model_of("bert"), inputs_of("bert")
+    for ids in (np.array([3, 2]), torch.tensor([2, 3]), (3, 2, 2)):
+        report = outliers.measure(model, [inputs], special_ids=ids)
+        assert report.special_ids == (2, 3)
+        assert outliers.OutlierReport.from_json(report.to_json()) == report
+
+
+def test_more_wrong_calls():
+    model, inputs = model_of("bert"), inputs_of("bert")
+    with pytest.raises(ValueError, match="limit=-1: at least 1"):
+        outliers.measure(model, [inputs], limit=-1)
+    for batches, kind in ((inputs, "str"), ([(inputs["input_ids"],)], "tuple")):
+        with pytest.raises(TypeError, match=f"batches hold a {kind}: mappings"):
+            outliers.measure(model, batches)
+
+    class Compiled(nn.Module):
+        _orig_mod = nn.Identity()
+
+    with pytest.raises(TypeError, match="_orig_mod"):
+        outliers.measure(Compiled(), [inputs], "all", attention=False)

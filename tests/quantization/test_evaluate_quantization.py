@@ -5,9 +5,10 @@ import math
 
 import pytest
 import torch
-from subjects import build, inputs, output, quantize
+from subjects import build, decibels, inputs, output, quantize
 from transformers import BertConfig, BertModel
 
+from outeffhop.attention.probe import is_probed
 from outeffhop.quantization import QuantizationReport, Scheme, evaluate
 from outeffhop.quantization.metrics import metric_for
 
@@ -165,3 +166,65 @@ def test_wrong_arguments_are_named(arguments, match):
     batches = [inputs("opt")]
     with pytest.raises(ValueError, match=match):
         evaluate(build("opt"), **{"calibration": batches, "evaluation": batches, **arguments})
+
+
+def test_every_module_has_its_mode_again():
+    model = build("opt").train()
+    model.model.decoder.layers[0].eval()
+    modes = [m.training for m in model.modules()]
+    evaluate(model, data("opt", 1), data("opt", 1), seeds=1)
+    assert [m.training for m in model.modules()] == modes
+
+
+def test_half_precision_shows_what_quantization_costs():
+    model, batches = build("bert"), data("bert", 2)
+    half = build("bert").bfloat16()
+    full = metric_for("mlm")(model, batches)["loss"]
+    report = evaluate(half, batches, batches, seeds=1)
+    assert report.full["loss"] == pytest.approx(full, rel=1e-3)
+    assert report.quantized["loss"][0] != report.full["loss"]
+    logits = torch.cat([output(half, b).float() for b in batches]).flatten(0, 1)
+    labels = torch.cat([b["labels"] for b in batches]).flatten()
+    assert report.full["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+
+
+def test_a_loss_that_is_nan_has_a_perplexity_that_is():
+    model = build("opt")
+    with torch.no_grad():
+        model.lm_head.weight.fill_(math.nan)
+    assert all(map(math.isnan, metric_for("clm")(model, data("opt", 1)).values()))
+
+
+def test_hidden_states_of_padding_do_not_count():
+    torch.manual_seed(0)
+    config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, vocab_size=64)
+    model, batch = BertModel(config).eval(), inputs("bert")
+    quantized = quantize(model, [batch])
+    with torch.no_grad():
+        seen = batch["attention_mask"].bool()
+        truth, found = (m(**batch).last_hidden_state[seen] for m in (model, quantized))
+    assert metric_for("embedding", model)(quantized, [batch])["sqnr_db"] == pytest.approx(decibels(truth, found))
+
+
+def test_numbers_of_a_metric_of_ones_own_may_be_tensors():
+    batches = data("vit", 1)
+    report = evaluate(build("vit"), batches, batches, lambda m, b: {"mean": output(m, b[0]).mean()}, seeds=1)
+    assert QuantizationReport.from_json(report.to_json()) == report
+
+
+def test_an_interrupted_evaluation_leaves_nothing_behind():
+    batches, calls = data("opt", 1), []
+
+    def metric(model, given):
+        calls.append(model)
+        if len(calls) == 2:  # the quantized one
+            model.get_submodule("model.decoder.layers.1.self_attn.out_proj").register_forward_pre_hook(press)
+        return {"mean": float(output(model, given[0]).mean())}
+
+    def press(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(build("opt"), batches, batches, metric, seeds=1)
+    assert not is_probed()
+    assert torch.overrides._get_current_function_mode() is None

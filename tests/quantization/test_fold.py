@@ -247,3 +247,31 @@ def test_evaluate_folds_first_and_the_report_says_so(tmp_path):
     assert "LayerNorm folded" in str(folded)
     folded.save(tmp_path / "a.json")
     assert QuantizationReport.load(tmp_path / "a.json") == folded
+
+
+class Whole(nn.Module):
+    """A norm over tokens and channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm((5, 4)), nn.Linear(4, 3)
+        nn.init.normal_(self.norm.weight)
+
+    def forward(self, x):
+        return self.linear(self.norm(x))
+
+
+def test_a_norm_over_several_dimensions_is_kept():
+    model, x = Whole(), torch.randn(2, 5, 4)
+    folded, what = fold_layernorm(model, {"x": x})
+    assert what.kept == {"norm": "its weight is of several dimensions"}
+    assert torch.equal(folded(x), model(x))
+
+
+def test_a_model_without_outputs_to_compare_is_refused():
+    class Choice(Whole):
+        def forward(self, x):
+            return super().forward(x).argmax(-1)
+
+    with pytest.raises(ValueError, match="Choice gives no floating-point tensor"):
+        fold_layernorm(Choice(), {"x": torch.randn(2, 5, 4)})

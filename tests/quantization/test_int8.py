@@ -369,3 +369,61 @@ subprocess.run([sys.executable, "-c", ""])
 def test_a_signal_is_heard_after_plugins_have_come_and_gone(gone):
     ended = subprocess.run([sys.executable, "-c", AFTER_PLUGINS, *gone], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "heard\n"), ended.stderr
+
+
+@installed
+def test_every_module_has_its_mode_again_and_a_tensor_is_a_number(bert, tmp_path):
+    model, exported, batches = bert
+    model.train()
+    model.bert.encoder.layer[0].eval()
+    modes = [m.training for m in model.modules()]
+    report = measure_int8(
+        model, exported, batches[:1], lambda m, b: {"mean": m(**b[0]).logits.detach().mean()}, rounds=1
+    )
+    to_openvino(model, batches[0])
+    assert [m.training for m in model.modules()] == modes
+    model.eval()
+    assert Int8Report.from_json(report.to_json()) == report
+
+
+@installed
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"threads": 0}, "threads=0"),
+        ({"calibration_batches": [batch_of("bert"), batch_of("vit")]}, r"calibration_batches\[1\] has"),
+        ({"calibration_batches": [batch_of("bert", 1, 1)]}, "sequences of one token"),
+    ],
+)
+def test_what_would_fail_in_the_end_is_said_first(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        export_int8(
+            built("bert", "outeffhop"),
+            **{"calibration_batches": [batch_of("bert")], "path": tmp_path / "export", **arguments},
+        )
+    assert not list(tmp_path.iterdir())
+
+
+@installed
+def test_a_path_below_a_file_is_refused_first(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=r"path=.*'.*file' is a file"):
+        export_int8(built("bert", "outeffhop"), [batch_of("bert")], tmp_path / "file" / "export")
+
+
+@installed
+def test_a_mask_of_another_length_is_refused(bert):
+    _, exported, (batch, *_) = bert
+    with pytest.raises(ValueError, match=r"\(3, 11\) and attention_mask \(3, 5\)"):
+        exported.run({**batch, "attention_mask": batch["attention_mask"][:, :5]})
+
+
+@installed
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
+def test_a_damaged_folder_is_named(bert, tmp_path, damage):
+    _, exported, (batch, *_) = bert
+    for path in exported.path.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    damage(tmp_path / "int8.bin")
+    with pytest.raises(ValueError, match=r"int8\.bin in '.*' cannot be loaded"):
+        Int8Model(tmp_path).run(batch)

@@ -297,3 +297,21 @@ def test_the_map_prints_and_is_json():
     assert row.range[0] < 0 < row.range[1]
     assert row.scale == pytest.approx((row.range[1] - row.range[0]) / 255)
     assert 0 < row.zero_point < 255
+
+
+def test_a_pattern_of_no_quantizer_is_refused():
+    with pytest.raises(ValueError, match=r"exclude='\*/score' matches no quantizer of ViT.*attention/scores"):
+        quantize(build("vit"), [inputs("vit")], exclude=["*/score"])
+    with pytest.raises(ValueError, match="matches no quantizer"):
+        quantize(build("vit"), [inputs("vit")], scheme="per-token", exclude=["*/outputs"])
+    freeze(simulate(build("vit"), scheme="per-token", exclude=["*.q_proj/input"]))  # not seen yet
+
+
+def test_the_map_is_asked_by_name():
+    quantized, names = names_of("vit", "gated")
+    found = quantization_map(quantized)
+    assert all(name in found for name in names)
+    assert {row.name for row in found} == names
+    assert "vit/nothing" not in found
+    with pytest.raises(KeyError, match="vit/nothing"):
+        found["vit/nothing"]

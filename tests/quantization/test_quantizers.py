@@ -162,3 +162,35 @@ def test_other_bits_are_refused(bits):
 def test_another_granularity_is_refused():
     with pytest.raises(ValueError, match="granularity='row'"):
         Uniform(granularity="row")
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "channel", "token"])
+def test_what_is_huge_or_infinite_takes_its_end_and_nan_stays(granularity):
+    low, high = torch.full((2,), -1.0), torch.full((2,), 2.0)
+    grid = Uniform(granularity=granularity).grid(*((low[:1], high[:1]) if granularity == "tensor" else (low, high)))
+    x = torch.tensor([[torch.inf, 1e30, 0.0], [-torch.inf, -1e30, torch.nan]])
+    found = grid.fake(x)
+    assert found.flatten()[:5].tolist() == pytest.approx([2.0, 2.0, 0.0, -1.0, -1.0])
+    assert found[1, 2].isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
+def test_integers_of_any_dtype_are_values_again(dtype):
+    x = tensor(40)
+    grid = grid_of(x)
+    assert grid.zero_point.item() > 0
+    assert torch.equal(grid.dequantize(grid.quantize(x).to(dtype)), grid.fake(x))
+
+
+def test_channels_are_counted_from_the_end_too():
+    x = tensor(3, 4, 5) * torch.tensor([1.0, 10.0, 100.0, 1.0, 1.0])
+    assert torch.equal(
+        *(grid_of(x, granularity="channel", axis=axis).fake(x) for axis in (2, -1)),
+    )
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "channel", "token"])
+def test_gradients_pass_the_values_and_not_the_range(granularity):
+    x = tensor(4, 6).requires_grad_()
+    grid_of(x, granularity=granularity).fake(x).sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))

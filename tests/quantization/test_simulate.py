@@ -345,3 +345,111 @@ def test_unknown_schemes_are_refused(text, match):
 def test_smoothquant_does_not_go_with_the_papers_placement():
     with pytest.raises(ValueError, match="placement='linear'"):
         simulate(build("opt"), placement="paper", scheme="smoothquant")
+
+
+@pytest.mark.parametrize("scheme", ["paper", "linear", "per-token", "smoothquant"])
+def test_nan_is_not_rounded_away(scheme):
+    batch = inputs("vit")
+    quantized = quantize(build("vit"), [batch], scheme=scheme)
+    truth = output(quantized, batch)
+    batch["pixel_values"][0, 0, 0, 0] = float("nan")
+    found = output(quantized, batch)
+    assert found[0].isnan().all()
+    assert torch.equal(found[1:], truth[1:])
+
+
+@pytest.mark.parametrize("scheme", ["paper", "per-token"])
+def test_gradients_reach_the_input(scheme):
+    quantized = quantize(build("opt"), [inputs("opt")], scheme=scheme)
+    embedded = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    quantized(inputs_embeds=embedded).logits.sum().backward()
+    assert embedded.grad.isfinite().all()
+    assert embedded.grad.abs().sum() > 0
+
+
+def interrupted(quantized, batch):
+    """A forward that the user ends by Ctrl-C, in the middle of a Linear, of which no hook hears."""
+
+    def press(*_):
+        raise KeyboardInterrupt
+
+    handle = quantized.get_submodule("model.decoder.layers.1.fc1").register_forward_pre_hook(press)
+    with pytest.raises(KeyboardInterrupt):
+        output(quantized, batch)
+    handle.remove()
+
+
+def test_an_interrupted_forward_does_not_change_the_next():
+    batch = inputs("opt")
+    quantized = quantize(build("opt"), [batch])
+    truth = output(quantized, batch)
+    interrupted(quantized, batch)
+    assert torch.equal(output(quantized, batch), truth)
+    assert not is_probed()
+    assert torch.overrides._get_current_function_mode() is None
+
+
+@pytest.mark.parametrize("within", [Calibration, measuring])
+def test_an_interrupted_calibration_or_measurement_leaves_nothing_behind(within):
+    batch = inputs("opt")
+    quantized = simulate(build("opt"))
+    if within is measuring:
+        with Calibration(quantized):
+            quantized(**batch)
+        freeze(quantized)
+    with within(quantized):
+        interrupted(quantized, batch)
+    assert not is_probed()
+    assert torch.overrides._get_current_function_mode() is None
+
+
+def test_freezing_within_calibration():
+    batch = inputs("vit")
+    quantized = simulate(build("vit"))
+    with Calibration(quantized), torch.no_grad():
+        quantized(**batch)
+        freeze(quantized)
+    assert torch.equal(output(quantized, batch), output(quantize(build("vit"), [batch]), batch))
+    with pytest.raises(ValueError, match="frozen already"):
+        freeze(quantized)
+
+
+def test_freezing_that_fails_leaves_the_weights_and_can_be_tried_again():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    quantized = simulate(model, weights=2)
+    with Calibration(quantized):
+        quantized(x)
+    with torch.no_grad():
+        quantized[1].weight[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="1/weight holds NaN"):
+        freeze(quantized)
+    assert torch.equal(quantized[0].weight, model[0].weight)
+    with torch.no_grad():
+        quantized[1].weight.copy_(model[1].weight)
+    assert torch.equal(freeze(quantized)(x), quantize(model, [{"input": x}], weights=2)(x))
+
+
+def test_calibration_that_ended_early_is_told():
+    quantized = simulate(nn.Sequential(nn.Linear(3, 3)))
+    with pytest.raises(ValueError, match="0/input holds NaN"), Calibration(quantized):
+        quantized(torch.full((2, 3), float("nan")))
+    with pytest.raises(ValueError, match=r"0/input has no range.*ended before"):
+        freeze(quantized)
+
+
+def test_a_model_that_is_one_linear_is_smoothed_too():
+    torch.manual_seed(0)
+    model, x = nn.Linear(6, 5), torch.randn(40, 6)
+    with torch.no_grad():
+        x[:, 1] *= 100.0
+        model.weight[:, 1] /= 100.0
+    truth = model(x).detach()
+    linear, smooth = (quantize(model, [{"input": x}], scheme=s) for s in ("linear", "smoothquant"))
+    assert {row.name for row in quantization_map(smooth).rows} == {"/input", "/weight"}
+    assert decibels(truth, output_of(smooth, x)) > decibels(truth, output_of(linear, x)) + 12.0
+
+
+@torch.no_grad()
+def output_of(model, x):
+    return model(x)

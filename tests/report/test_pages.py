@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 from outeffhop.outliers import Channel, HeadStats, OutlierReport, TensorStats
 from outeffhop.report import Section, heat_map, outlier_page, page, table
+from outeffhop.report.outliers import number
 
 EVIL = "<script>alert('1 & 2')</script>"
 
@@ -81,3 +82,8 @@ def test_the_outlier_page_shows_layers_heads_and_what_is_broken():
         assert word in text
     assert "special" not in text  # not known here
     assert "Inf norm" not in outlier_page(OutlierReport("Net", "x", 1, "paper", (), (tensor("m.norm"),), ()))
+
+
+def test_numbers_keep_three_digits_and_no_exponent_below_thousands():
+    written = {999.4: "999", 999.6: "1000", 1000.4: "1000", 0.01234: "0.0123", 23341.2: "23341", None: "none"}
+    assert {value: number(value) for value in written} == written

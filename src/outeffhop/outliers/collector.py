@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parallel import DistributedDataParallel
 
 from outeffhop.attention.inputs import Call
 from outeffhop.models.inspection import inspecting
@@ -18,6 +20,7 @@ from outeffhop.models.persistence import method_of
 from outeffhop.outliers.accumulate import TensorSums
 from outeffhop.outliers.heads import HeadSums, Tokens
 from outeffhop.outliers.metrics import BatchStats, Scratch, batch_stats
+from outeffhop.outliers.mode import evaluating
 from outeffhop.outliers.report import OutlierReport
 from outeffhop.outliers.tensors import Pick, pick
 
@@ -47,7 +50,7 @@ def measure(
     batches, and all get the whole report.
 
     Args:
-        model: any module; is in evaluation mode meanwhile.
+        model: any module; is in evaluation mode meanwhile. One in (Distributed)DataParallel is measured without it.
         batches: keyword arguments of the model; tensors are moved to its device.
         tensors: "paper", "all" or patterns of module names; see ``outeffhop.outliers.tensors.pick``.
         special_ids: ids of special tokens; by default those the model's config names.
@@ -56,10 +59,21 @@ def measure(
         limit: how many batches at most.
         progress: is called after each batch with how many are done.
     """
-    if keep < 1:
-        raise ValueError(f"keep={keep}: at least 1 is needed")
+    for name, value in (("keep", keep), ("limit", limit)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value}: at least 1 is needed")
+    if hasattr(model, "_orig_mod"):
+        raise TypeError("model is compiled, and cannot be looked into; give the one it was made of: model._orig_mod")
+    if isinstance(model, nn.DataParallel | DistributedDataParallel):
+        model = model.module  # whose config says which tensors are the paper's
+    simulation = getattr(model, "_outeffhop_simulation", None)
+    if attention and simulation is not None and simulation.layout.operations:
+        raise ValueError(
+            "model is quantized, the inside of its attention as well, by which heads cannot be measured: "
+            "attention=False measures its tensors"
+        )
     picks = pick(model, tensors)
-    special = _special_ids(model) if special_ids is None else tuple(sorted(set(special_ids)))
+    special = _special_ids(model) if special_ids is None else tuple(sorted(set(map(int, special_ids))))
     collector = _Collector(model, picks, special, keep)
     error: Exception | None = None
     try:
@@ -93,14 +107,14 @@ class _Collector:
         self.heads: dict[str, HeadSums] = {}
         self._tokens = Tokens(0)
         self._scratch = Scratch()
-        self._last: tuple[Tensor, int, BatchStats] | None = None
+        self._last: tuple[Tensor, float, BatchStats] | None = None
 
     def run(
         self, batches: Iterable[Mapping[str, Any]], attention: bool, progress: Callable[[int], None] | None
     ) -> None:
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         with ExitStack() as stack:
-            stack.enter_context(_evaluating(self.model))
+            stack.enter_context(evaluating(self.model))
             stack.enter_context(torch.no_grad())
             if attention:
                 stack.enter_context(inspecting(self.model, watch=self._watch))
@@ -108,6 +122,11 @@ class _Collector:
             for p in self.picks:
                 stack.callback(self._hook(p, modules[p.module]).remove)
             for done, batch in enumerate(batches, 1):
+                if not isinstance(batch, Mapping):
+                    raise TypeError(
+                        f"batches hold a {type(batch).__name__}: mappings of the model's argument names to tensors "
+                        "are needed, [{'input_ids': ids}]"
+                    )
                 inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
                 self._tokens = self._read(inputs)
                 self.model(**inputs)
@@ -130,11 +149,11 @@ class _Collector:
 
     def _add(self, name: str, x: Tensor) -> None:
         # a container hands on the very tensor its last part made: it need not be measured again
-        if self._last is None or self._last[0] is not x or self._last[1] != x._version:
+        if self._last is None or self._last[0] is not x or self._last[1] != _version(x):
             shaped = _as_samples(x, self._tokens)
             if shaped is None:
                 return
-            self._last = x, x._version, batch_stats(*shaped, self._scratch)
+            self._last = x, _version(x), batch_stats(*shaped, self._scratch)
         self.tensors[name].add(self._last[2], self.samples)
 
     def _watch(self, name: str, call: Call, lse: Tensor | None, weights: Tensor | None) -> None:
@@ -171,6 +190,11 @@ def _as_samples(x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor | None] | Non
     return x.reshape(b, -1, x.shape[-1]), real
 
 
+def _version(x: Tensor) -> float:
+    """How often x was changed in place; inference mode does not count, and nan is no version twice."""
+    return math.nan if x.is_inference() else x._version
+
+
 def _first_tensor(value: Any) -> Tensor | None:
     if isinstance(value, Tensor):
         return value if value.is_floating_point() else None
@@ -179,17 +203,6 @@ def _first_tensor(value: Any) -> Tensor | None:
     if isinstance(value, list | tuple):
         return next((t for t in map(_first_tensor, value) if t is not None), None)
     return None
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _special_ids(model: nn.Module) -> tuple[int, ...]:

@@ -156,8 +156,9 @@ def _scores(call: Call, query: Tensor, key: Tensor, rows: slice, queries: slice)
     else:
         s = query @ key.transpose(-2, -1)
     if call.mask is not None:
-        mask = call.mask.reshape(-1, *call.mask.shape[-3:]) if call.mask.dim() > 3 else call.mask
-        mask = mask[rows] if mask.dim() > 3 and mask.shape[0] > 1 else mask
+        mask = call.mask
+        if mask.dim() > 3:  # the queries' leading dimensions, of which the mask may have some as 1
+            mask = mask.expand(*call.query.shape[:-3], *mask.shape[-3:]).flatten(0, -4)[rows]
         s = s.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else s.add_(mask.to(dtype))
     if call.is_causal:
         later = s[..., queries.start :]  # the keys before the first of these queries are seen by all of them

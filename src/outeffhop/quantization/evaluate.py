@@ -10,6 +10,7 @@ from torch import nn
 
 from outeffhop.models.persistence import method_of
 from outeffhop.models.stanhop import StanhopConfig
+from outeffhop.outliers.mode import evaluating
 from outeffhop.quantization.fold import fold_layernorm
 from outeffhop.quantization.map import quantization_map
 from outeffhop.quantization.metrics import Batch, Metric, metric_for, task_or_embedding, to_device
@@ -74,11 +75,10 @@ def evaluate(
     measure: Metric = metric_for(task, model) if metric is None or isinstance(metric, str) else metric
     tell = progress or (lambda _: None)
 
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         tell("floating point")
-        full = measure(model, evaluated)
+        # float: a metric may give scalars of torch or numpy, which no JSON takes
+        full = {name: float(value) for name, value in measure(model, evaluated).items()}
         quantized: dict[str, list[float]] = {name: [] for name in full}
         rounded, folding = fold_layernorm(model, evaluated[0]) if fold else (model, None)
         for i, seed in enumerate(drawn):
@@ -86,14 +86,15 @@ def evaluate(
             batches = calibration(seed) if callable(calibration) else _draw(calibration, calibration_batches, seed)
             simulated = calibrated(rounded, batches, chosen, exclude=exclude)
             tell(f"{chosen}, {i + 1} of {len(drawn)}")
-            for name, value in measure(simulated, evaluated).items():
-                quantized[name].append(value)
+            try:
+                for name, value in measure(simulated, evaluated).items():
+                    quantized[name].append(float(value))
+            finally:
+                simulation_of(simulated).rest()
             if i == 0:
                 count = len(batches)
                 blamed = _worst(rounded, simulated, evaluated[0], worst)
                 floating = quantization_map(simulated).floating
-    finally:
-        model.train(was_training)
     return QuantizationReport(
         model=type(model).__name__,
         method=_method(model),

@@ -78,6 +78,10 @@ def fold_layernorm(model: Model, batch: Batch, *, inplace: bool = False) -> tupl
     layers = [name for name, m in folded.named_modules() if kind_of(m) == "linear" or isinstance(m, Gate)]
     with torch.no_grad():
         before = _outputs(folded(**given))
+        if not before:
+            raise ValueError(
+                f"{type(model).__name__} gives no floating-point tensor: without one, what folding changes is not seen"
+            )
         found = uses(folded, lambda: folded(**given), norms, layers)
         kept = {name: why for name in norms if (why := _why_not(folded, name, found)) is not None}
         plan = {name: tuple(found.takers[name]) for name in norms if name not in kept}
@@ -119,6 +123,9 @@ def _why_not(model: nn.Module, name: str, found: Uses) -> str | None:
     for taker in found.takers[name]:
         if found.sources[taker] != {name}:
             return f"{taker} takes other inputs as well"
+    weight = _tensor(model.get_submodule(name), "weight")
+    if weight is not None and weight.shape[-1] != weight.numel():
+        return "its weight is of several dimensions"
     if not _is_scaled_last(model.get_submodule(name)):
         return "its output is not its weight times what it normalizes"
     return None

@@ -29,6 +29,7 @@ from transformers.utils.generic import ModelOutput
 
 from outeffhop.models.summary import model_summary
 from outeffhop.outliers.reading import read_json
+from outeffhop.outliers.saving import check_folder
 from outeffhop.quantization.int8_export import inputs_of, require, to_int8, to_openvino
 from outeffhop.quantization.int8_graph import Operation, operations, placement
 from outeffhop.quantization.metrics import Batch, task_or_embedding
@@ -67,11 +68,14 @@ def export_int8(
     target = Path(path)
     if target.exists():
         raise ValueError(f"path={str(target)!r} exists and is not overwritten: remove it or give another")
+    check_folder(target, "path")
     if subset is not None and subset < 1:
         raise ValueError(f"subset={subset}: at least one calibration batch is needed")
     batches = list(islice(calibration_batches, subset))
     if not batches:
         raise ValueError("calibration_batches is empty: ranges need data")
+    threads = _checked_threads(threads)
+    _check_alike(batches)
     converted = to_openvino(model, batches[0])
     quantized = to_int8(converted, batches, smooth_quant=smooth_quant)
     about = {
@@ -107,9 +111,7 @@ class Int8Model:
         """
         self.path = Path(path)
         self.about = _read_about(self.path)
-        self.threads = torch.get_num_threads() if threads is None else threads
-        if self.threads < 1:
-            raise ValueError(f"threads={threads}: at least 1 is needed")
+        self.threads = _checked_threads(threads)
         self._compiled: dict[str, Any] = {}
 
     def run(self, batch: Batch, precision: str = "int8") -> Tensor:
@@ -149,8 +151,30 @@ class Int8Model:
                 "INFERENCE_PRECISION_HINT": "f32",  # or newer CPUs would take bf16 for what is not int8
             }
             with kept_signal_stack():
-                self._compiled[precision] = openvino.compile_model(self.path / f"{precision}.xml", "CPU", settings)
+                try:
+                    self._compiled[precision] = openvino.compile_model(self.path / f"{precision}.xml", "CPU", settings)
+                except RuntimeError as error:
+                    raise ValueError(
+                        f"{precision}.xml and {precision}.bin in {str(self.path)!r} cannot be loaded, being missing, "
+                        f"damaged or of another OpenVINO: {str(error).strip().splitlines()[-1]}"
+                    ) from error
         return self._compiled[precision]
+
+
+def _checked_threads(threads: int | None) -> int:
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads={threads}: at least 1 is needed")
+    return torch.get_num_threads() if threads is None else threads
+
+
+def _check_alike(batches: list[Batch]) -> None:
+    names = set(inputs_of(batches[0]))
+    for i, batch in enumerate(batches):
+        if set(inputs_of(batch)) != names:
+            raise ValueError(
+                f"calibration_batches[{i}] has {sorted(inputs_of(batch))}, the first {sorted(names)}: "
+                "all need the same inputs"
+            )
 
 
 class _Module(nn.Module):

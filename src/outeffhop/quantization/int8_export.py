@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from transformers import PreTrainedModel
 
+from outeffhop.outliers.mode import evaluating
 from outeffhop.quantization.signal_stack import kept_signal_stack
 
 __all__ = ["require", "inputs_of", "output_of", "to_openvino", "to_int8"]
@@ -55,6 +56,9 @@ def inputs_of(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     inputs = {name: tensor for name, tensor in batch.items() if name not in _TARGETS}
     if "input_ids" in inputs and "attention_mask" not in inputs:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    shapes = [tuple(inputs[name].shape) for name in ("input_ids", "attention_mask") if name in inputs]
+    if len(set(shapes)) > 1:  # OpenVINO would broadcast one to the other
+        raise ValueError(f"input_ids has shape {shapes[0]} and attention_mask {shapes[1]}: they must be equal")
     return inputs
 
 
@@ -131,6 +135,12 @@ def _check(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> None:
             f"calibration_batches hold {sorted(batch)}, but {type(model).__name__} takes {model.main_input_name!r}: "
             "data of another kind than the model's?"
         )
+    ids = batch.get("input_ids")
+    if ids is not None and ids.shape[1:] == (1,):
+        raise ValueError(
+            "calibration_batches begin with sequences of one token, by which torch.export would fix the length to 1: "
+            "put longer ones first"
+        )
 
 
 def _is_tokens(tensor: Tensor) -> bool:
@@ -140,14 +150,13 @@ def _is_tokens(tensor: Tensor) -> bool:
 @contextmanager
 def _ready(model: PreTrainedModel) -> Iterator[None]:
     """The model in eval mode and without a cache of keys and values, which is no output of the export."""
-    training, caches = model.training, getattr(model.config, "use_cache", False)
-    model.eval()
+    caches = getattr(model.config, "use_cache", False)
     if caches:
         model.config.use_cache = False
     try:
-        yield
+        with evaluating(model):
+            yield
     finally:
-        model.train(training)
         if caches:
             model.config.use_cache = True
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from outeffhop.outliers.mode import evaluating
 from outeffhop.outliers.reading import from_json_value, parse_json
 from outeffhop.outliers.saving import to_plain, write_whole
 from outeffhop.quantization.int8 import Int8Model
@@ -136,23 +137,26 @@ def measure_int8(
         raise ValueError(f"rounds={rounds}: at least 1 is needed")
     about = exported.about
     measure = metric_for(about["task"], model) if metric is None else metric
-    was_training, threads = model.training, torch.get_num_threads()
-    model.eval()
+    threads = torch.get_num_threads()
     torch.set_num_threads(exported.threads)
     try:
-        modules = dict(zip(RUNS, (model, exported.as_module("fp32"), exported.as_module("int8")), strict=True))
-        metrics = {run: measure(module, evaluated) for run, module in modules.items()}
-        sqnr = {run: _sqnr(model, exported, run.split()[1], evaluated) for run in RUNS[1:]}
-        first = evaluated[0]
-        calls: dict[str, Callable[[], Tensor]] = {
-            "torch fp32": lambda: output_of(model, first),
-            "openvino fp32": lambda: exported.run(first, "fp32"),
-            "openvino int8": lambda: exported.run(first, "int8"),
-        }
-        latency = _latency(calls, rounds)
+        with evaluating(model):
+            modules = dict(zip(RUNS, (model, exported.as_module("fp32"), exported.as_module("int8")), strict=True))
+            # float: a metric may give scalars of torch or numpy, which no JSON takes
+            metrics = {
+                run: {name: float(value) for name, value in measure(module, evaluated).items()}
+                for run, module in modules.items()
+            }
+            sqnr = {run: _sqnr(model, exported, run.split()[1], evaluated) for run in RUNS[1:]}
+            first = evaluated[0]
+            calls: dict[str, Callable[[], Tensor]] = {
+                "torch fp32": lambda: output_of(model, first),
+                "openvino fp32": lambda: exported.run(first, "fp32"),
+                "openvino int8": lambda: exported.run(first, "int8"),
+            }
+            latency = _latency(calls, rounds)
     finally:
         torch.set_num_threads(threads)
-        model.train(was_training)
     openvino, _ = require()
     with kept_signal_stack():
         cpu = openvino.Core().get_property("CPU", "FULL_DEVICE_NAME")

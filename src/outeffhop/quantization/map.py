@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from torch import nn
@@ -51,7 +52,16 @@ class QuantizationMap:
     floating: dict[str, str]
 
     def __getitem__(self, name: str) -> MapRow:
-        return next(row for row in self.rows if row.name == name)
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"no quantizer is named {name!r}; their names are those of rows")
+
+    def __contains__(self, name: object) -> bool:
+        return any(row.name == name for row in self.rows)
+
+    def __iter__(self) -> Iterator[MapRow]:
+        return iter(self.rows)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from outeffhop.data import task_of
 
@@ -81,12 +82,19 @@ class _Perplexity:
             labels = batch["labels"][:, 1:] if self.shifted else batch["labels"]
             count = int((labels != -100).sum())
             if count:
-                loss += float(out.loss.double()) * count
+                loss += float(self._mean(out, labels)) * count
                 tokens += count
         if not tokens:
             raise ValueError("the batches hold no token to predict: every label is -100")
         mean = loss / tokens
-        return {"perplexity": math.exp(mean) if mean < 700.0 else math.inf, "loss": mean}
+        return {"perplexity": math.inf if mean >= 700.0 else math.exp(mean), "loss": mean}
+
+    def _mean(self, out: Any, labels: Tensor) -> Tensor:
+        """The model's loss; in float32, since of half precision's three digits quantization may change none."""
+        if out.loss.dtype in (torch.float32, torch.float64):
+            return out.loss  # type: ignore[no-any-return]
+        logits = out.logits[:, :-1] if self.shifted else out.logits
+        return cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
 def _accuracy(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
@@ -108,7 +116,7 @@ def _errors(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
 
 
 class _Sqnr:
-    """Decibels of the last hidden state's power over that of its error."""
+    """Decibels of the last hidden state's power over that of its error; padding is left out, which nobody reads."""
 
     def __init__(self, reference: nn.Module) -> None:
         self.reference = reference
@@ -120,6 +128,9 @@ class _Sqnr:
         for batch, out in _outputs(model, batches):
             with torch.no_grad():
                 truth = self.reference(**batch).last_hidden_state.double()
+            found, mask = out.last_hidden_state.double(), batch.get("attention_mask")
+            if mask is not None and mask.shape == truth.shape[:2]:
+                truth, found = truth[mask.bool()], found[mask.bool()]
             signal += float(truth.square().sum())
-            noise += float((out.last_hidden_state.double() - truth).square().sum())
+            noise += float((found - truth).square().sum())
         return {"sqnr_db": math.inf if noise == 0.0 else 10.0 * math.log10(signal / noise)}

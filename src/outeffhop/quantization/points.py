@@ -100,6 +100,11 @@ class Point:
         self.factors = 1.0 / factors
         weight_point.factors = factors if input_axis == 1 else factors[:, None]
 
+    def check(self) -> None:
+        """Raises a ValueError where ``freeze`` would find no range."""
+        if self.observer is not None:
+            self._seen()
+
     def freeze(self) -> None:
         """Fixes the range that was seen."""
         if self.grid is not None or self.observer is None:
@@ -114,7 +119,10 @@ class Point:
 
     def _seen(self) -> tuple[Tensor, Tensor]:
         if self.observer is None or self.observer.low is None or self.observer.high is None:
-            raise ValueError(f"{self.name} saw only empty tensors in calibration: calibrate on batches with data")
+            raise ValueError(
+                f"{self.name} has no range: calibration showed it empty tensors alone, or ended before; "
+                "calibrate on batches with data"
+            )
         return self.observer.low, self.observer.high
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -61,12 +61,12 @@ class Uniform:
         return x.reshape(1, -1)
 
     def minmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The range of each grid's elements, float32 [grids]."""
+        """The range of each grid's elements, float32 [grids]; no gradient passes, as to fake_quantize none may."""
         if not x.numel():
             raise ValueError(f"the tensor has shape {tuple(x.shape)}: of no elements there is no range")
         if x.dim() == 0 and self.granularity != "tensor":
             raise ValueError(f"the tensor is a single number, without {self.granularity}s: take granularity='tensor'")
-        low, high = self.rows(x).aminmax(dim=1)
+        low, high = self.rows(x.detach()).aminmax(dim=1)
         return low.float(), high.float()
 
     def grid(self, low: Tensor, high: Tensor) -> Grid:

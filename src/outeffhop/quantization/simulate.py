@@ -18,8 +18,10 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -55,7 +57,8 @@ def simulate(
         model: any model; it is not changed.
         weights, activations: bits, 2 to 16; by default the scheme's.
         placement: "paper" or "linear", what is quantized; by default the scheme's.
-        exclude: patterns of modules ("*.layer.0.*") or quantizers ("*/scores") left in floating point.
+        exclude: patterns of modules ("*.layer.0.*") or quantizers ("*/scores") left in floating point; one that
+            matches none is refused, here or, of quantizers, by ``freeze``.
         scheme: "W8A8", "W4A8 per-token", "smoothquant", … or a ``Scheme``.
     """
     if hasattr(model, "_orig_mod"):
@@ -103,7 +106,9 @@ class Calibration:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.simulation.state = "calibrated"
+        self.simulation.rest()
+        if self.simulation.state == "calibrating":  # not where freeze was called within
+            self.simulation.state = "calibrated"
 
 
 def freeze(model: Model) -> Model:
@@ -122,6 +127,7 @@ def measuring(model: nn.Module) -> Iterator[dict[str, Power]]:
         yield found
     finally:
         simulation.powers = None
+        simulation.rest()
 
 
 class _Frame:
@@ -151,6 +157,7 @@ class Simulation:
         self._frames: list[_Frame] = []
         self._running: ExitStack | None = None
         self._in_attention = self._at_work = False
+        self._left_out: set[str] = set()
 
     def attach(self, model: nn.Module) -> None:
         for name, module in model.named_modules():
@@ -164,28 +171,53 @@ class Simulation:
             raise ValueError("the model is frozen already")
         if not self.scheme.dynamic and not self.points:
             raise ValueError(
-                "no batch was seen: with Calibration(quantized): quantized(**batch) comes before freeze(quantized)"
+                "no batch was seen, or none had anything to quantize: with Calibration(quantized): quantized(**batch) "
+                "comes before freeze(quantized)"
             )
+        weights: dict[str, Point] = {}
+        for point in self.points.values():
+            point.check()
         for name, site in self.layout.sites.items():
             weight = getattr(model.get_submodule(name), "weight", None)
-            if site.weight and weight is not None and not self.layout.excludes(f"{name}/weight"):
-                self._freeze_weight(model, name, site, weight)
+            if site.weight and weight is not None and not self._excludes(f"{name}/weight"):
+                weights[name] = self._weight_point(name, site, weight.detach())
+        self._check_excluded(model)
         for point in self.points.values():
             point.freeze()
+        for name, point in weights.items():  # in the end, since what raises is to leave the weights as they are
+            module: Any = model.get_submodule(name)
+            self.points[point.name] = point
+            # a new parameter: a head that shares the embedding's keeps the old one
+            module.weight = nn.Parameter(point(module.weight.detach()), requires_grad=False)
         self.state = "frozen"
 
-    def _freeze_weight(self, model: nn.Module, name: str, site: Site, weight: Tensor) -> None:
+    def _weight_point(self, name: str, site: Site, weight: Tensor) -> Point:
         spec = self.scheme.weights
         spec = replace(spec, granularity="tensor") if weight.dim() == 1 else replace(spec, axis=site.axis)
         point = Point(f"{name}/weight", "weight", spec, self.scheme, self.scheme.weight_range)
         received = self.points.get(f"{name}/input")
         if self.scheme.alpha is not None and received is not None:
-            received.smooth(point, weight.detach(), self.scheme.alpha, 1 - site.axis)
-        point.observe(weight.detach())
+            received.smooth(point, weight, self.scheme.alpha, 1 - site.axis)
+        point.observe(weight)
         point.freeze()
-        self.points[point.name] = point
-        # a new parameter: a head that shares the embedding's keeps the old one
-        model.get_submodule(name).weight = nn.Parameter(point(weight.detach()), requires_grad=False)
+        return point
+
+    def _excludes(self, name: str) -> bool:
+        found = self.layout.excludes(name)
+        if found:
+            self._left_out.add(name)
+        return found
+
+    def _check_excluded(self, model: nn.Module) -> None:
+        """A pattern of quantizers that left none out is a slip, unless activations are still to be seen."""
+        if self.scheme.dynamic and not self.points:
+            return
+        for pattern in self.layout.exclude:
+            if "/" in pattern and not any(fnmatchcase(name, pattern) for name in self._left_out):
+                raise ValueError(
+                    f"exclude={pattern!r} matches no quantizer of {type(model).__name__}; there are, for instance: "
+                    + ", ".join(get_close_matches(pattern, self.points, n=3, cutoff=0.0))
+                )
 
     @property
     def is_quiet(self) -> bool:
@@ -207,7 +239,7 @@ class Simulation:
         return tensor if frame.quiet else self._quantize(frame.name, part, tensor)
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._frames:
+        if not self._frames or not name:  # the model itself is not run within itself: any frames are left over
             self._begin()
         site = self.layout.sites.get(name)
         outer = bool(self._frames) and self._frames[-1].quiet
@@ -235,7 +267,13 @@ class Simulation:
             if not self._frames:
                 self._end()
 
+    def rest(self) -> None:
+        """Leaves nothing behind of a forward that was interrupted: PyTorch calls no hook after Ctrl-C."""
+        self._frames.clear()
+        self._end()
+
     def _begin(self) -> None:
+        self.rest()
         if self.state in ("new", "calibrated"):
             raise ValueError(
                 "the model is not quantized yet: run it within Calibration(quantized), then freeze(quantized)"
@@ -247,13 +285,16 @@ class Simulation:
             self._running.enter_context(Operations(self))
 
     def _end(self) -> None:
-        if self._running is not None:
-            self._running.close()
-            self._running = None
+        running, self._running = self._running, None
+        if running is not None:
+            with suppress(
+                ValueError
+            ):  # where a notebook runs each cell in a context of its own, the last one's is gone
+                running.close()
 
     def _quantize(self, module: str, what: str, x: Tensor) -> Tensor:
-        name = f"{module}/{what}" if module else what
-        if self.layout.excludes(name):
+        name = f"{module}/{what}"
+        if self._excludes(name):
             return x
         self._at_work = True
         try:

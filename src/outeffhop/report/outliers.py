@@ -50,7 +50,7 @@ def worst_tensors(report: OutlierReport, k: int) -> tuple[tuple[str, ...], list[
 def number(value: float | None) -> str:
     if value is None:
         return "none"
-    return f"{value:.0f}" if math.isfinite(value) and abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:.0f}" if math.isfinite(value) and abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def _head(report: OutlierReport, about: str) -> str:
