@@ -8,6 +8,7 @@ import tiny
 import torch
 from by_hand import plain_stats
 from torch import nn
+from transformers import BartConfig, BartModel
 
 import outeffhop
 from outeffhop import outliers
@@ -359,3 +360,16 @@ def test_more_wrong_calls():
 
     with pytest.raises(TypeError, match="_orig_mod"):
         outliers.measure(Compiled(), [inputs], "all", attention=False)
+
+
+def test_padding_of_an_encoder_is_not_taken_for_the_decoders():
+    sizes = dict(d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2)
+    more = dict(encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=20, max_position_embeddings=16)
+    model = BartModel(BartConfig(**sizes, **more))
+    ids = torch.randint(4, 20, (2, 6), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    whole = outliers.measure(model, [{"input_ids": ids, "attention_mask": mask}], "all", attention=False)
+    assert {t.tokens for t in whole.tensors if ".layers.0" in t.name} == {12}
+    mask[1, 4:] = 0
+    with pytest.raises(ValueError, match="pads tokens of the encoder of BartModel"):
+        outliers.measure(model, [{"input_ids": ids, "attention_mask": mask}], "all", attention=False)

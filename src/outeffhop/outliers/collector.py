@@ -171,6 +171,11 @@ class _Collector:
             raise ValueError("batches hold a batch without samples")
         real, ids = inputs.get("attention_mask"), inputs.get("input_ids")
         real = real.bool() if isinstance(real, Tensor) and real.dim() == 2 and not bool(real.bool().all()) else None
+        if real is not None and getattr(getattr(self.model, "config", None), "is_encoder_decoder", False):
+            raise ValueError(
+                f"attention_mask pads tokens of the encoder of {type(self.model).__name__}, and would be taken for the "
+                "decoder's as well: give batches of samples of one length"
+            )
         special = None
         if isinstance(ids, Tensor) and self.special:
             special = torch.isin(ids, torch.tensor(self.special, device=ids.device))

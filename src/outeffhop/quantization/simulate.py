@@ -287,9 +287,8 @@ class Simulation:
     def _end(self) -> None:
         running, self._running = self._running, None
         if running is not None:
-            with suppress(
-                ValueError
-            ):  # where a notebook runs each cell in a context of its own, the last one's is gone
+            # where a notebook runs each cell in a context of its own, the last one's is gone
+            with suppress(ValueError):
                 running.close()
 
     def _quantize(self, module: str, what: str, x: Tensor) -> Tensor:
