@@ -159,12 +159,73 @@ def test_no_entries(name, shape):
         (lambda x: softmax_n(x, math.nan), "n=nan"),
         (lambda x: clipped_softmax(x, 0.1, 1.0), "gamma=0.1"),
         (lambda x: clipped_softmax(x, -0.1, 0.9), "zeta=0.9"),
+        (lambda x: clipped_softmax(x, -math.inf, 1.0), "gamma=-inf"),
+        (lambda x: clipped_softmax(x, -0.1, math.inf), "zeta=inf"),
         (lambda x: entmax(x, 0.5), "alpha=0.5"),
+        (lambda x: entmax(x, math.inf), "alpha=inf"),
+        (lambda x: softmax_n(x, 1e39), "n=1e\\+39.*float32"),
+        # one for each entry would be no normalization
+        (lambda x: softmax_n(x, torch.ones(3)), r"n has shape \(3,\).*\(1,\)"),
+        (lambda x: logsumexp_n(x, torch.ones(3)), r"n has shape \(3,\)"),
+        (lambda x: clipped_softmax(x, -0.1, 1.0, torch.ones(3)), r"n has shape \(3,\)"),
+        (lambda x: entmax(x, torch.full((3,), 1.5)), r"alpha has shape \(3,\)"),
+        (lambda x: softmax_n(x.expand(2, 3), torch.ones(5, 1)), r"n has shape \(5, 1\).*\(2, 1\)"),
     ],
 )
 def test_errors(call, words):
     with pytest.raises(ValueError, match=words):
         call(torch.zeros(3))
+
+
+@pytest.mark.parametrize("name", [*NORMALIZERS, "logsumexp"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_only_floating_point_scores_have_weights(name, dtype):
+    function = NORMALIZERS.get(name, logsumexp_n)
+    for x in (torch.tensor([1, 0, 1]).to(dtype), torch.zeros(0, dtype=dtype)):
+        with pytest.raises(TypeError, match=str(dtype)):
+            function(x)  # whole numbers came back: weights 0 and a cut logarithm
+    with pytest.raises(TypeError, match="int64"):
+        softmax1(torch.zeros(3), dtype=torch.int64)
+    torch.testing.assert_close(softmax1(torch.tensor([1, 2]), dtype=torch.float32), softmax1(torch.tensor([1.0, 2.0])))
+
+
+@pytest.mark.parametrize("function", [softmax1, logsumexp_n, sparsemax, entmax])
+def test_a_dimension_that_is_not_there(function):
+    for x, dim in ((torch.zeros(2, 3), 2), (torch.zeros(2, 3), -3), (torch.tensor(0.0), -1)):
+        with pytest.raises(IndexError, match="Dimension"):
+            function(x, dim=dim)
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_more_values_of_n_or_alpha_than_rows(dim):
+    x = torch.randn(5, dtype=torch.float64)
+    n, alpha = torch.tensor([[0.0], [1.0], [4.0]], dtype=torch.float64), torch.tensor([[1.2], [1.5]])
+    torch.testing.assert_close(softmax_n(x, n, dim=dim), torch.stack([softmax_n(x, v) for v in (0.0, 1.0, 4.0)]))
+    torch.testing.assert_close(logsumexp_n(x, n, dim=dim), torch.stack([logsumexp_n(x, v) for v in (0.0, 1.0, 4.0)]))
+    expected = torch.stack([entmax(x, alpha[i]) for i in range(2)])
+    torch.testing.assert_close(entmax(x, alpha, dim=dim), expected)
+
+
+@pytest.mark.parametrize("distance", [1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12])
+def test_entmax_near_softmax(distance):
+    x = 3 * torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    weights = entmax(x, 1.0 + distance)
+    assert (weights.double() - entmax(x.double(), 1.0 + distance)).abs().max() < 1e-6
+    assert (weights - torch.softmax(x, -1)).abs().max() < 2 * distance + 1e-6
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_learned_alpha_may_come_to_one_and_go_again(dtype):
+    # in half precision 1 + softplus(raw) is 1 long before raw is −∞: the weights were all equal, α's gradient NaN
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    alpha = torch.ones((), dtype=dtype, requires_grad=True)
+    weights = entmax(x, alpha)
+    assert (weights - torch.softmax(x, -1)).abs().max() < 2e-3
+    upstream = weights.detach().double()  # sharper weights, larger α
+    (grad,) = torch.autograd.grad((weights * upstream.to(dtype)).sum(), alpha)
+    at, step = torch.tensor(1.01, dtype=torch.float64), 1e-4
+    slope = (((entmax(x.double(), at + step) - entmax(x.double(), at - step)) * upstream).sum() / (2 * step)).item()
+    assert grad.item() == pytest.approx(slope, rel=0.3)
 
 
 @given(st.integers(1, 30), st.floats(0.01, 100), st.floats(-50, 20), st.integers(0, 999))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outeffhop.functional import clipped_softmax, entmax, softmax_n
-from outeffhop.methods import METHODS, Entry, Method, methods
+from outeffhop.methods import METHODS, Clipped, Entmax, Entry, GateSpec, Method, SoftmaxN, methods
 
 SIX = ["vanilla", "outeffhop", "clipped", "clipped-outeffhop", "gated", "gated-outeffhop"]
 WRITTEN = [
@@ -110,6 +110,45 @@ def test_a_method_without_parameters_says_so():
         patch.setitem(METHODS, "vanilla", entry)
         with pytest.raises(ValueError, match="'qk_norm'; it takes none"):
             Method.parse("vanilla(qk_norm=rms)")
+
+
+@pytest.mark.parametrize("name", ["my_method", "ReLU", "my-method"])
+def test_a_method_of_ones_own_is_found_as_it_is_spelled(name):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(METHODS, name, Entry(Method(name, SoftmaxN(2.0)), ("n",), "mine"))
+        assert Method.parse(f"{name}(n=3)") == Method(name, SoftmaxN(3.0))
+        assert str(Method.parse(f"{name}(n=3)")) == f"{name}(n=3)"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SoftmaxN(noop="lerned"), "noop='lerned'.*'learned'"),
+        (lambda: GateSpec(gate="per_token"), "gate='per_token'.*'token'"),
+        (lambda: GateSpec(predictor="MLP"), "predictor='MLP'.*mlp"),
+        (lambda: Method("vanilla", SoftmaxN(0.0), qk_norm="RMS"), "qk_norm='RMS'.*rms"),
+        (lambda: Entmax("lerned"), "alpha=lerned.*learned"),
+    ],
+)
+def test_values_made_by_hand_are_checked_as_well(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Method("mine", SoftmaxN(2.0)),
+        Method("vanilla", SoftmaxN(1.0)),  # was written "vanilla", and read again softmax
+        Method("outeffhop", SoftmaxN(1.0), GateSpec()),
+        Method("outeffhop", Clipped()),
+        Method("gated", SoftmaxN(0.0)),
+    ],
+    ids=repr,
+)
+def test_what_no_name_means_is_not_written(method):
+    with pytest.raises(ValueError, match=f"{method.name!r}.*METHODS"):
+        str(method)
 
 
 def test_normalizers_are_the_functions():

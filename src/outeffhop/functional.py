@@ -7,6 +7,8 @@ with gradient 0: attention to nothing is nothing.
 
 from __future__ import annotations
 
+import math
+
 import entmax as _package  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
@@ -48,7 +50,8 @@ def softmax_n(
     """
     out_dtype = x.dtype if dtype is None else dtype
     x = x.to(_compute_dtype(out_dtype))
-    exp, total, _ = _shifted_sum(x, _as_count(n, x), dim)
+    dim = _from_the_end(x, dim)
+    exp, total, _ = _shifted_sum(x, _as_count(n, x, dim), dim)
     # total is 0 only where no key takes part and n = 0: 0 / 1 there, not 0 / 0
     return (exp / torch.where(total == 0, 1, total)).to(out_dtype)
 
@@ -62,7 +65,8 @@ def logsumexp_n(x: Tensor, n: float | Tensor = 1.0, dim: int = -1, keepdim: bool
     """log(n + Σ_j exp(x_j)); its gradient is ``softmax_n(x, n)``. The paper's lse₁ at n = 1, β = 1."""
     out_dtype = x.dtype
     x = x.to(_compute_dtype(out_dtype))
-    _, total, shift = _shifted_sum(x, _as_count(n, x), dim)
+    dim = _from_the_end(x, dim)
+    _, total, shift = _shifted_sum(x, _as_count(n, x, dim), dim)
     empty = total == 0
     lse = torch.where(empty, -torch.inf, torch.log(torch.where(empty, 1, total)) + shift)
     return (lse if keepdim else lse.squeeze(dim)).to(out_dtype)
@@ -77,9 +81,9 @@ def clipped_softmax(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """clip((ζ − γ)·softmax_n(x) + γ, 0, 1): weights that reach exactly 0 (γ < 0) and 1 (ζ > 1)."""
-    if not (gamma <= 0.0 and zeta >= 1.0):
+    if not (-math.inf < gamma <= 0.0 and 1.0 <= zeta < math.inf):
         raise ValueError(
-            f"clipped_softmax stretches outwards: gamma <= 0 and zeta >= 1, got gamma={gamma}, zeta={zeta}"
+            f"clipped_softmax stretches outwards: finite gamma <= 0 and zeta >= 1, got gamma={gamma}, zeta={zeta}"
         )
     out_dtype = x.dtype if dtype is None else dtype
     p = softmax_n(x, n, dim=dim, dtype=_compute_dtype(out_dtype))
@@ -96,29 +100,40 @@ def entmax(x: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
 
     Args:
         alpha: a number ≥ 1, or a tensor > 1 that broadcasts against ``x`` with ``dim`` reduced to
-            size 1; a tensor gets its gradient (the learned α of the generalized sparse model).
+            size 1; a tensor gets its gradient (the learned α of the generalized sparse model). Values of a
+            tensor below 1.001 (of float64 scores 1.000001) are taken as that: nearer to softmax rounding is
+            all that α's gradient would hold.
     """
-    learned = isinstance(alpha, Tensor)
-    if not learned and not alpha >= 1.0:
-        raise ValueError(f"alpha={alpha}: entmax needs alpha >= 1")
-    if not learned and alpha == 1.0:
-        return softmax_n(x, 0.0, dim=dim)
+    out_dtype = x.dtype
+    compute_dtype = _compute_dtype(out_dtype)
+    dim = _from_the_end(x, dim)
+    if isinstance(alpha, Tensor):
+        _check_rows("alpha", alpha, x, dim)
+        alpha = alpha.to(compute_dtype)
+        nearest = alpha.detach().clamp(min=1.0 + (1e-6 if compute_dtype == torch.float64 else 1e-3))
+        alpha = alpha + (nearest - alpha.detach())  # the gradient goes on, so that α can come back
+    else:
+        if not 1.0 <= alpha < math.inf:
+            raise ValueError(f"alpha={alpha}: entmax needs a finite alpha >= 1")
+        if alpha - 1.0 < 1e-8:  # 1 to rounding
+            return softmax_n(x, 0.0, dim=dim)
+        if alpha < 1.01:  # the power 1/(α − 1) magnifies rounding as much
+            compute_dtype = torch.float64
     if x.shape[dim] == 0:
         return x.clone()
-    out_dtype = x.dtype
-    x = x.to(_compute_dtype(out_dtype))
+    x = x.to(compute_dtype)
     # The package's sorts and sums do not survive −inf. An entry further than 1/(α − 1) below the
     # maximum has weight 0, so moving −inf to twice that distance changes no weight. Nor does a shift
     # by the maximum, without which the thresholds of scores of 1e30 would drown in rounding.
     absent = torch.isneginf(x)
     top = x.detach().amax(dim, keepdim=True)
     top = torch.where(torch.isneginf(top), 0, top)
-    reach = 2.0 / (alpha.detach().to(x.dtype) - 1.0) if isinstance(alpha, Tensor) else 2.0 / (alpha - 1.0)
+    reach = 2.0 / ((alpha.detach() if isinstance(alpha, Tensor) else alpha) - 1.0)
     lost = ~torch.isfinite(top)  # NaN or +inf in a row: NaN for that row, where the package would index out of bounds
     x = torch.where(lost, 0, torch.where(absent, -reach, x - top))
     halvings = 50 if x.dtype == torch.float64 else 32  # of an interval of at most 1: past these float32 sees no change
     if isinstance(alpha, Tensor):
-        p = _entmax_bisect(x, alpha.to(x.dtype), dim=dim, n_iter=halvings)
+        p = _entmax_bisect(x, alpha, dim=dim, n_iter=halvings)
     elif alpha == 2.0:
         p = _sparsemax(x, dim=dim)
     elif alpha == 1.5:
@@ -144,15 +159,39 @@ def below_sink(x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    if not dtype.is_floating_point:  # the weights would be cut to 0 and 1
+        raise TypeError(f"scores of dtype {dtype}: a floating point dtype is needed, as x.float() has")
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def _as_count(n: float | Tensor, x: Tensor) -> Tensor:
+def _from_the_end(x: Tensor, dim: int) -> int:
+    """The dimension counted from the last, where it stays when n or α brings more dimensions in front."""
+    x.size(dim)  # refuses one that x does not have
+    return dim if dim < 0 else dim - x.dim()
+
+
+def _as_count(n: float | Tensor, x: Tensor, dim: int) -> Tensor:
     if isinstance(n, Tensor):
+        _check_rows("n", n, x, dim)
         return n.to(x.dtype)
-    if not 0.0 <= n < float("inf"):
-        raise ValueError(f"n={n}: the number of no-op patterns is finite and not negative")
+    if not 0.0 <= n <= torch.finfo(x.dtype).max:
+        raise ValueError(
+            f"n={n}: the number of no-op patterns is finite, also in {x.dtype}, and not negative; "
+            "attention takes its logarithm, of any size"
+        )
     return x.new_full((), n)
+
+
+def _check_rows(name: str, t: Tensor, x: Tensor, dim: int) -> None:
+    """One value for each row: along ``dim`` a tensor has size 1, elsewhere it broadcasts against x."""
+    rows = list(x.shape)
+    rows[dim] = 1
+    sizes = zip(reversed(t.shape), reversed(rows), strict=False)
+    per_entry = t.dim() >= -dim and t.shape[dim] != 1
+    if per_entry or any(a != b and a != 1 and b != 1 for a, b in sizes):
+        raise ValueError(
+            f"{name} has shape {tuple(t.shape)}: it must broadcast against {tuple(rows)}, one for each row"
+        )
 
 
 def _shifted_sum(x: Tensor, n: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from outeffhop.functional import below_sink, clipped_softmax, entmax, softmax_n
-from outeffhop.naming import did_you_mean
+from outeffhop.naming import did_you_mean, known
 
 __all__ = [
     "Method",
@@ -71,6 +71,7 @@ class SoftmaxN(Normalizer):
     def __post_init__(self) -> None:
         if not 0.0 <= self.n < math.inf:
             raise ValueError(f"n={self.n}: the number of no-op patterns is finite and not negative")
+        _check_words(self)
         if self.noop == "learned" and self.n == 0:
             raise ValueError("n=0 with a learned sink: it starts from log n, so n > 0 is needed")
 
@@ -126,7 +127,7 @@ class Entmax(Normalizer):
     alpha: float | Learned = "learned"
 
     def __post_init__(self) -> None:
-        if self.alpha != "learned" and not 1.0 <= float(self.alpha) < math.inf:
+        if self.alpha != "learned" and (isinstance(self.alpha, str) or not 1.0 <= self.alpha < math.inf):
             raise ValueError(f"alpha={self.alpha}: entmax needs a number >= 1, or learned")
 
     @property
@@ -178,6 +179,7 @@ class GateSpec:
     def __post_init__(self) -> None:
         if not 0.0 < self.init < 1.0:
             raise ValueError(f"init={self.init}: the gate's first opening lies strictly between 0 and 1")
+        _check_words(self)
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,9 @@ class Method:
     gate: GateSpec | None = None
     qk_norm: Literal["none", "rms"] = "none"
 
+    def __post_init__(self) -> None:
+        _check_words(self)
+
     @staticmethod
     def parse(text: str | Method) -> Method:
         """``"outeffhop(n=4)"`` → Method; the inverse of ``str``."""
@@ -206,8 +211,10 @@ class Method:
         match = re.fullmatch(r"\s*([^()\s]+)\s*(?:\((.*)\))?\s*", text)
         if match is None:
             raise ValueError(f"method {text!r} is not of the form name or name(parameter=value, ...)")
-        name, inside = match[1].lower().replace("_", "-"), match[2]
-        name = _ALIASES.get(name, name)
+        name, inside = match[1], match[2]
+        if name not in METHODS:  # one of a user's own may be spelled in any way
+            name = name.lower().replace("_", "-")
+            name = _ALIASES.get(name, name)
         if name not in METHODS:
             raise ValueError(f"method {match[1]!r} is unknown{_nearest(name, [*METHODS, *_ALIASES])}")
         entry = METHODS[name]
@@ -226,12 +233,13 @@ class Method:
         return entry.with_parameters(given)
 
     def __str__(self) -> str:
-        changed = [
-            f"{parameter}={_format(value)}"
-            for parameter, value in METHODS[self.name].values(self).items()
-            if value != METHODS[self.name].values(METHODS[self.name].method)[parameter] and value is not None
-        ]
-        return self.name + (f"({', '.join(changed)})" if changed else "")
+        entry = METHODS.get(self.name)
+        usual = {} if entry is None else entry.values(entry.method)
+        values = {} if entry is None else entry.values(self)
+        changed = {p: _format(v) for p, v in values.items() if v != usual[p] and v is not None}
+        if entry is None or entry.with_parameters(changed) != self:  # read again it would be another method
+            raise ValueError(f"{self!r} cannot be written by its name: METHODS needs an Entry that makes it")
+        return self.name + (f"({', '.join(f'{p}={v}' for p, v in changed.items())})" if changed else "")
 
 
 @dataclass(frozen=True)
@@ -245,7 +253,7 @@ class Entry:
     def values(self, method: Method) -> dict[str, Any]:
         fields = {**_fields(method.normalizer), **({} if method.gate is None else _fields(method.gate))}
         fields["qk_norm"] = method.qk_norm
-        return {p: fields[_FIELD.get(p, p)] for p in self.parameters}
+        return {p: fields.get(_FIELD.get(p, p)) for p in self.parameters}
 
     def with_parameters(self, given: dict[str, str]) -> Method:
         typed = {_FIELD.get(p, p): _convert(p, value, self._part(p), _FIELD.get(p, p)) for p, value in given.items()}
@@ -271,6 +279,21 @@ class Entry:
         field = _FIELD.get(parameter, parameter)
         parts = (self.method.normalizer, self.method.gate)
         return next((type(part) for part in parts if part is not None and field in _fields(part)), Method)
+
+
+_WORDS: dict[tuple[type, str], tuple[str, ...]] = {
+    (SoftmaxN, "noop"): ("fixed", "learned"),
+    (Entmax, "alpha"): get_args(Learned),
+    (GateSpec, "gate"): ("token", "element", "head", "constant"),
+    (GateSpec, "predictor"): ("linear", "mlp", "features"),
+    (Method, "qk_norm"): ("none", "rms"),
+}
+
+
+def _check_words(part: SoftmaxN | GateSpec | Method) -> None:
+    for (kind, field), words in _WORDS.items():
+        if isinstance(part, kind):
+            known(field, getattr(part, field), words)
 
 
 # What users call a parameter where the field has another name: a "sink" that is learned.
@@ -324,15 +347,6 @@ def _fields(part: Any) -> dict[str, Any]:
 
 def _only(values: dict[str, Any], part: Any) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k in _fields(part)}
-
-
-_WORDS: dict[tuple[type, str], tuple[str, ...]] = {
-    (SoftmaxN, "noop"): ("fixed", "learned"),
-    (Entmax, "alpha"): get_args(Learned),
-    (GateSpec, "gate"): ("token", "element", "head", "constant"),
-    (GateSpec, "predictor"): ("linear", "mlp", "features"),
-    (Method, "qk_norm"): ("none", "rms"),
-}
 
 
 def _convert(parameter: str, value: str, part: type, field: str) -> Any:

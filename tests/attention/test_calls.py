@@ -38,6 +38,23 @@ Q = torch.randn(2, 4, 5, 8)
         (dict(query=Q, key=Q, value=Q, sink=torch.zeros(4, 1)), ValueError, ["sink", "(4, 1)"]),
         (dict(query=Q, key=Q, value=Q, sink=torch.zeros(4).long()), TypeError, ["sink", "int64"]),
         (dict(query=Q, key=Q, value=Q, sink=torch.full((4,), math.nan)), ValueError, ["sink", "NaN"]),
+        (dict(query=Q, key=Q, value=Q, sink=torch.full((4,), math.inf)), ValueError, ["sink", "3.4e+38"]),
+        (dict(query=Q, key=Q, value=Q, sink=torch.full((4,), math.inf).half()), ValueError, ["sink", "3.4e+38"]),
+        (
+            dict(query=Q, key=Q, value=Q, sink=torch.full((4,), 1e39, dtype=torch.float64)),
+            ValueError,
+            ["sink", "3.4e+38"],
+        ),
+        (dict(query=Q, key=Q, value=Q, sink=1e39), ValueError, ["sink=1e+39", "3.4e+38"]),
+        (dict(query=Q, key=Q, value=Q, sink=None), TypeError, ["sink=None", "number"]),
+        (dict(query=Q, key=Q, value=Q, sink="learned"), TypeError, ["sink='learned'", "number"]),
+        (dict(query=Q, key=Q, value=Q, scale="big"), TypeError, ["scale='big'", "number"]),
+        # as a number it got no gradient
+        (dict(query=Q, key=Q, value=Q, scale=torch.tensor(0.5, requires_grad=True)), TypeError, ["scale", "scale=1.0"]),
+        (dict(query=Q, key=Q, value=Q, dropout_p=None), TypeError, ["dropout_p=None", "number"]),
+        (dict(query=Q.numpy(), key=Q, value=Q), TypeError, ["query", "ndarray", "tensor"]),
+        (dict(query=Q, key=None, value=Q), TypeError, ["key", "NoneType", "tensor"]),
+        (dict(query=Q, key=Q, value=Q, attn_mask=[[True]]), TypeError, ["attn_mask", "list", "tensor"]),
         (dict(query=Q, key=Q, value=Q, backend="cuda-flash"), ValueError, ["'cuda-flash'", "'cuda_flash'", "eager"]),
         (dict(query=Q, key=Q, value=Q, backend="cudnn"), ValueError, ["'cudnn'", "got cpu", "auto"]),
         (dict(query=Q, key=Q, value=Q, backend="cpu", dropout_p=0.1), ValueError, ["'cpu'", "dropout_p=0.1"]),
@@ -69,6 +86,13 @@ def test_a_scalar_tensor_is_a_sink_for_all_heads():
     out.sum().backward()
     assert sink.grad.shape == ()
     assert sink.grad != 0
+
+
+@pytest.mark.parametrize("backend", ["cpu", "padded", "eager"])
+def test_a_sink_below_every_number_is_none(backend):
+    for sink in (-1e39, -1e300, torch.tensor(-1e39, dtype=torch.float64)):
+        out = attention(Q, Q, Q, sink=sink, backend=backend)
+        torch.testing.assert_close(out, attention(Q, Q, Q, sink=-math.inf, backend=backend))
 
 
 def test_an_op_whose_signature_changed_is_not_called(monkeypatch):

@@ -5,9 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from reference import CASES, DEVICES, make, reference_run, run
+from reference import CASES, DEVICES, Case, make, reference_run, replace, run
 
 from outeffhop.attention import BACKENDS, attention, explain
+from outeffhop.attention.kernels import KERNELS
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -168,6 +169,53 @@ def test_mask_that_requires_a_gradient_gets_it():
     truth = reference_run(arguments, out_weights)
     assert torch.allclose(found["grad_attn_mask"], truth["grad_attn_mask"])
     assert mask.requires_grad
+
+
+def _far_from_zero(shape):  # half precision knows 300 to 0.25 (float16) or 2 (bfloat16)
+    return 300 + torch.randn(shape, generator=torch.Generator().manual_seed(2))
+
+
+def _lowest(shape):  # rows of the lowest number, as libraries of models write them: −inf in half precision
+    mask = _far_from_zero(shape)
+    mask[..., 3, :] = torch.finfo(torch.float32).min
+    return mask
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", ["cpu", "padded", "eager"])
+@pytest.mark.parametrize("make_mask", [_far_from_zero, _lowest])
+@pytest.mark.parametrize("sink", [-math.inf, 0.0, "learned"])
+def test_a_mask_wider_than_the_query_is_not_rounded(dtype, backend, make_mask, sink):
+    arguments = make(Case((2, 2, 9, 11, 8), arguments={"sink": sink}), dtype, "cpu")
+    arguments["attn_mask"] = make_mask((1, 2, 9, 11))
+    arguments["return_lse"] = backend != "padded"
+    weights = _weights(arguments)[: 1 + arguments["return_lse"]]
+    found = run(lambda **a: attention(**a, backend=backend), arguments, *weights)
+    truth = reference_run(arguments, *weights)
+    if make_mask is _lowest and sink == -math.inf:
+        # backwards, the reference's too, take exp(score − lse), and in −3.4e38 the log of the number of keys is lost
+        truth = {name: truth[name] for name in ("out", "lse") if name in truth}
+    for name, expected in truth.items():
+        # as far off as half precision is for scores near 1, not near 300; eager rounds those before the mask
+        error = (found[name] - expected).norm() / (expected.norm() + 1e-30)
+        assert error < 8 * torch.finfo(dtype).eps, f"{name} is off by {error:.1e}"
+
+
+def test_where_a_kernel_rounds_the_mask_the_logsumexp_is_of_what_is_left(monkeypatch):
+    # as the CUDA kernels do; the lowest number became −inf, and the row's logsumexp log 2
+    monkeypatch.setitem(KERNELS, "cpu", replace(KERNELS["cpu"], wide_bias=False))
+    query, key, value = (torch.randn(1, 2, 4, 8, dtype=torch.bfloat16) for _ in range(3))
+    out, lse = attention(query, key, value, _lowest((4, 4)), return_lse=True, backend="cpu")
+    assert torch.equal(lse[..., 3], torch.zeros(1, 2))
+    assert torch.equal(out[..., 3, :], torch.zeros(1, 2, 8, dtype=torch.bfloat16))
+
+
+def test_autocast_takes_the_mask_along():
+    query, key, value = (torch.randn(1, 2, 4, 8) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention(query, key, value, _far_from_zero((4, 4)), sink=-math.inf)
+        expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, _far_from_zero((4, 4)))
+    torch.testing.assert_close(out, expected, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("dims", [2, 3, 5])

@@ -61,7 +61,8 @@ def attention(
             ``torch.nn.functional.scaled_dot_product_attention``.
         key: [..., H, Lk, D]
         value: [..., H, Lk, Dv]
-        attn_mask: broadcasts to [..., H, Lq, Lk]; bool (True takes part) or added to the scores.
+        attn_mask: broadcasts to [..., H, Lq, Lk]; bool (True takes part) or added to the scores. The CUDA
+            kernels round one that is added to the query's dtype.
         dropout_p: the share of weights dropped.
         is_causal: query i sees keys 0…i. Besides PyTorch's, it may come with an attn_mask: both apply.
         scale: of the scores, by default 1/√D; the paper's β.

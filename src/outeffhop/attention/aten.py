@@ -37,6 +37,7 @@ _library.define(
 def attend(name: str, call: Call) -> tuple[Tensor, Tensor | None]:
     """Brings the call to the shape the kernel takes, by differentiable views and pads, and runs the op."""
     kernel = KERNELS[name]
+    call = call if kernel.wide_bias else call.with_mask_as_query()
     query, key, value = call.query, call.key, call.value
     if call.grouped and not kernel.grouped:
         repeats = query.shape[1] // key.shape[1]
@@ -76,10 +77,10 @@ def _last_dim(t: Tensor, size: int) -> Tensor:
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor, kernel: Kernel) -> Tensor:
-    """The mask as the kernel takes it: additive, in the query's dtype, four dimensions."""
+    """The mask as the kernel takes it: additive, in a dtype it takes, four dimensions."""
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -math.inf)
-    mask = mask.to(query.dtype).reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
     mask = mask.expand(*mask.shape[:3], key.shape[2])
     rest = -key.shape[2] % kernel.bias_alignment
     if rest:

@@ -64,7 +64,7 @@ def _scores(call: Call) -> Tensor:
     if call.mask is not None and call.mask.dtype == torch.bool:
         scores = scores.masked_fill(~call.mask, -math.inf)
     elif call.mask is not None:
-        scores = scores + call.mask.to(scores.dtype)
+        scores = scores + call.mask
     if call.is_causal:
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~causal, -math.inf)

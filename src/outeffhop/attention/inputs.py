@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ class Call:
     query: Tensor  # [..., H, Lq, D]
     key: Tensor  # [..., G, Lk, D], H a multiple of G
     value: Tensor  # [..., G, Lk, Dv]
-    mask: Tensor | None  # bool (True takes part) or additive; broadcasts to [..., H, Lq, Lk]
+    # bool (True takes part) or additive, as wide as query or as the scores; broadcasts to [..., H, Lq, Lk]
+    mask: Tensor | None
     dropout_p: float
     is_causal: bool  # top-left aligned, as in PyTorch; applies besides the mask
     scale: float
@@ -45,6 +47,12 @@ class Call:
             lengths = self.query.shape[-2], self.key.shape[-2]
             absent = absent | torch.ones(lengths, dtype=torch.bool, device=absent.device).triu(1)
         return absent.all(-1)
+
+    def with_mask_as_query(self) -> Call:
+        """The additive mask rounded to the query's dtype, for kernels that take no other."""
+        if self.mask is None or self.mask.dtype in (torch.bool, self.query.dtype):
+            return self
+        return replace(self, mask=self.mask.to(self.query.dtype))
 
     @property
     def transformed(self) -> bool:
@@ -70,17 +78,25 @@ def prepare(
     sink: float | Tensor,
     return_lse: bool,
 ) -> Call:
-    query, key, value = _autocast(query, key, value)
+    for name, t in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
+        if not isinstance(t, Tensor) and (t is not None or name != "attn_mask"):
+            raise TypeError(f"{name} is a {type(t).__name__}: a tensor is needed")
+    query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     _check_tensors(query, key, value)
     if query.dim() < 4:  # [L, D] and [H, L, D] are views of [1, H, L, D]
         query, key, value = (t.reshape((1,) * (4 - t.dim()) + tuple(t.shape)) for t in (query, key, value))
     _check_shapes(query, key, value, enable_gqa)
     if attn_mask is not None:
-        _check_mask(attn_mask, query, key)
+        attn_mask = _check_mask(attn_mask, query, key)
+    dropout_p = _number("dropout_p", dropout_p)
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p={dropout_p}: a probability in [0, 1) is needed")
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1]) if query.shape[-1] else 1.0
+    elif isinstance(scale, Tensor):  # as a number it would get no gradient
+        raise TypeError("scale is a tensor: a number is needed; a learned scale multiplies the query, with scale=1.0")
+    else:
+        scale = _number("scale", scale)
     if not -math.inf < scale < math.inf:
         raise ValueError(f"scale={scale}: a finite number is needed")
     if scale < _SMALLEST:  # kernels mask before they scale: −inf times 0, or less, is NaN or +inf
@@ -90,7 +106,7 @@ def prepare(
         key=key,
         value=value,
         mask=attn_mask,
-        dropout_p=float(dropout_p),
+        dropout_p=dropout_p,
         is_causal=bool(is_causal),
         scale=float(scale),
         sink=_check_sink(sink, query),
@@ -98,13 +114,16 @@ def prepare(
     )
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _autocast(query: Tensor, *others: Any) -> tuple[Any, ...]:
     """Under autocast the inputs drop to its dtype, as those of scaled_dot_product_attention do."""
-    device = tensors[0].device.type
+    device = query.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
-        return tensors
+        return query, *others
     dtype = torch.get_autocast_dtype(device)
-    return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
+    return tuple(
+        t if t is None or not t.is_floating_point() or t.dtype == torch.float64 else t.to(dtype)
+        for t in (query, *others)
+    )
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -145,7 +164,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
         raise ValueError(f"query has {heads} heads and key {groups}: the first must be a multiple of the second")
 
 
-def _check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
+def _check_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"attn_mask has dtype {mask.dtype}: bool (True takes part) or floating point (added) is needed")
     if mask.device != query.device:
@@ -155,14 +174,17 @@ def _check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
     sizes = zip(reversed(mask.shape), reversed(target), strict=False)
     if mask.dim() > len(target) or any(m != 1 and m != t for m, t in sizes):
         raise ValueError(f"attn_mask has shape {tuple(mask.shape)}: it must broadcast to {target}")
+    return mask if mask.dtype in (torch.bool, query.dtype) else mask.to(_score_dtype(query))
 
 
 def _check_sink(sink: float | Tensor, query: Tensor) -> float | Tensor:
     heads = query.shape[-3]
+    largest = torch.finfo(_score_dtype(query)).max
     if not isinstance(sink, Tensor):
-        if not sink < math.inf:  # NaN as well
-            raise ValueError(f"sink={sink}: log n is a number or -inf (softmax); 0.0 is softmax1")
-        return float(sink)
+        sink = _number("sink", sink)
+        if not sink <= largest:  # NaN as well
+            raise ValueError(f"sink={sink}: log n is a number up to {largest:.2g}, or -inf (softmax); 0.0 is softmax1")
+        return sink if sink >= -largest else -math.inf
     if not sink.is_floating_point():
         raise TypeError(f"sink has dtype {sink.dtype}: a floating point tensor is needed")
     if sink.dim() > 1 or (sink.dim() == 1 and sink.shape[0] != heads):
@@ -171,9 +193,24 @@ def _check_sink(sink: float | Tensor, query: Tensor) -> float | Tensor:
         raise ValueError(f"sink is on {sink.device} and query on {query.device}: bring them to one device")
     # On a GPU this look would wait for the device, and in a trace there is nothing to look at; a NaN
     # there shows as NaN outputs.
-    if sink.device.type == "cpu" and not torch.compiler.is_compiling() and _concrete(sink) and sink.isnan().any():
-        raise ValueError("sink holds NaN: log n is a number or -inf (softmax); 0.0 is softmax1")
+    looked_at = sink.device.type == "cpu" and not torch.compiler.is_compiling() and _concrete(sink)
+    if looked_at and heads > 0 and not sink.detach().max().item() <= largest:  # the maximum with a NaN is NaN
+        raise ValueError(
+            f"sink holds NaN or more than {largest:.2g}: log n is a number or -inf (softmax); 0.0 is softmax1"
+        )
     return sink.expand(heads)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}: a number is needed") from None
+
+
+def _score_dtype(query: Tensor) -> torch.dtype:
+    """What scores are computed in, whatever the kernel."""
+    return torch.float64 if query.dtype == torch.float64 else torch.float32
 
 
 def _concrete(t: Tensor) -> bool:

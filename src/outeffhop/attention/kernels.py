@@ -59,6 +59,7 @@ class Kernel:
     size_multiple: int = 1  # head sizes are padded to this
     largest_size: float = math.inf
     bias: bool = True  # takes an additive mask
+    wide_bias: bool = False  # takes one in float32 beside half precision; else it is rounded
     broadcast_bias: bool = True  # takes one of sizes 1; else it is expanded
     bias_alignment: int = 1  # the mask's rows begin at multiples of this
     grouped: bool = True  # takes fewer key than query heads; else they are repeated
@@ -108,7 +109,8 @@ class Kernel:
         if query.shape[-2] == call.key.shape[-2] == 1 and not self.one_by_one:
             return "does not take one query with one key"
         if call.is_causal and query.shape[-2] != call.key.shape[-2] and not self.ragged_causal:
-            return f"is_causal=True needs as many queries as keys, got {query.shape[-2]} and {call.key.shape[-2]}"
+            lengths = f"{query.shape[-2]} and {call.key.shape[-2]}"
+            return f"takes is_causal=True with as many queries as keys alone, got {lengths}"
         return None
 
 
@@ -248,6 +250,7 @@ KERNELS = {
                 "dropout_p, is_causal, attn_mask, scale",
             },
             dtypes=(*_HALF, torch.float32, torch.float64),
+            wide_bias=True,
             dropout=False,
         ),
     )

@@ -7,6 +7,7 @@ the output. It needs no kernel of ours or PyTorch's internals: it serves other d
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ __all__ = ["attend", "why_not"]
 
 def why_not(call: Call) -> str | None:
     if call.return_lse:
-        return "scaled_dot_product_attention does not give its logsumexp (return_lse=True)"
+        return "has no logsumexp, which scaled_dot_product_attention keeps to itself (return_lse=True, or a watch)"
     if call.transformed:
         return "may reach kernels without a rule for torch.func transforms and forward-mode differentiation"
     if call.empty:
@@ -28,6 +29,11 @@ def why_not(call: Call) -> str | None:
 
 
 def attend(call: Call) -> tuple[Tensor, None]:
+    dtype = call.query.dtype
+    if call.mask is not None and call.mask.dtype not in (torch.bool, dtype):
+        # most devices, and ONNX, take a mask of the query's dtype alone, and rounding it would change the scores
+        query, key, value = (t.to(call.mask.dtype) for t in (call.query, call.key, call.value))
+        call = replace(call, query=query, key=key, value=value)
     mask, is_causal, key, value = call.mask, call.is_causal, call.key, call.value
     if isinstance(call.sink, Tensor) or call.sink != -math.inf:
         if mask is not None or is_causal or isinstance(call.sink, Tensor) or call.sink != 0.0:
@@ -51,7 +57,7 @@ def attend(call: Call) -> tuple[Tensor, None]:
         # without a sink PyTorch's kernels leave what they like in a row without keys
         rows = call.rows_without_keys()
         out = out if rows is None else out.masked_fill(rows.unsqueeze(-1), 0.0)
-    return out, None
+    return out.to(dtype), None
 
 
 def _additive(call: Call) -> Tensor:
@@ -59,8 +65,7 @@ def _additive(call: Call) -> Tensor:
     query, lengths = call.query, (call.query.shape[-2], call.key.shape[-2])
     bias = torch.zeros(1, *lengths, dtype=query.dtype, device=query.device)
     if call.mask is not None:
-        mask = call.mask
-        bias = bias.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else bias + mask.to(query.dtype)
+        bias = bias.masked_fill(~call.mask, -math.inf) if call.mask.dtype == torch.bool else bias + call.mask
     if call.is_causal:
         causal = torch.ones(lengths, dtype=torch.bool, device=query.device).tril()
         bias = bias.masked_fill(~causal, -math.inf)

@@ -35,10 +35,11 @@ _WATCH: ContextVar[Watch | None] = ContextVar("outeffhop_watch", default=None)
 
 @contextmanager
 def probing(probe: Probe) -> Iterator[None]:
-    """Within it, every attention call shows its parts: ``probe(part, tensor) -> tensor``, part one of ``PARTS``.
+    """Within it, attention calls show their parts: ``probe(part, tensor) -> tensor``, part one of ``PARTS``.
 
-    Scores and probabilities are [..., H, Lq, Lk], the context [..., H, Lq, Dv]. Compiled code does not
-    look at the probe: what was compiled without it would go on without it.
+    Scores and probabilities are [..., H, Lq, Lk], the context [..., H, Lq, Dv]. A call that names a fused
+    backend or "padded" runs by it and shows nothing. Nor does compiled code look at the probe: what was
+    compiled without it would go on without it.
     """
     token = _PROBE.set(probe)
     try:
@@ -61,7 +62,10 @@ def shown(part: str, tensor: Tensor) -> Tensor:
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Within it, every attention call is told of: ``watch(call, lse, None)`` or ``watch(call, None, weights)``."""
+    """Within it, every attention call is told of: ``watch(call, lse, None)`` or ``watch(call, None, weights)``.
+
+    Calls with backend="padded", which has no logsumexp, are refused.
+    """
     token = _WATCH.set(watch)
     try:
         yield
