@@ -10,17 +10,24 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import MODELS, SIX, config, inputs, stir
+from tiny import MODELS, SIX, clip, config, inputs, stir
 from torch._dynamo.testing import CompileCounter
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
+    BertForMaskedLM,
+    CLIPModel,
+    CLIPTextModel,
     SiglipVisionConfig,
     SiglipVisionModel,
+    T5Config,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
     Trainer,
     TrainingArguments,
 )
 
+from outeffhop.methods import Method
 from outeffhop.models import SinkSchedule, convert, from_config, model_summary, presets
 from outeffhop.models.modules import attention_modules, extension_of
 from outeffhop.models.persistence import persist
@@ -409,3 +416,182 @@ def test_summary():
     assert everything.parameters - everything.extra_parameters == model_summary(plain("bert")).parameters
     assert "of QK-norm" in str(everything)
     assert model_summary(plain("bert")).method == "sdpa"
+
+
+def t5(heads=4):
+    sizes = dict(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=heads)
+    torch.manual_seed(0)
+    return T5ForConditionalGeneration(T5Config(**sizes, pad_token_id=1, decoder_start_token_id=1)).eval()
+
+
+def test_a_refused_gate_leaves_the_model_as_it_was():
+    model, ids = t5(heads=6), inputs("bert")["input_ids"]  # 32 features in 6 parts, as t5-v1_1-small has 512
+    before = model(input_ids=ids, decoder_input_ids=ids).logits
+    with pytest.raises(ValueError, match=r"embed_dim=32 .*num_heads=6.*predictor='features'"):
+        convert(model, "gated")
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(model(input_ids=ids, decoder_input_ids=ids).logits, before)
+    convert(model, "gated(predictor=features)")(input_ids=ids, decoder_input_ids=ids)
+
+
+def test_models_of_one_config_are_converted_one_by_one():
+    shared = config("bert")
+    baseline, ours, third = (BertForMaskedLM(shared).eval() for _ in range(3))
+    before = logits(baseline)
+    convert(ours, "outeffhop")
+    assert torch.equal(logits(baseline), before)
+    assert (baseline.config._attn_implementation, ours.config._attn_implementation) == ("sdpa", "outeffhop")
+    convert(third.bert, "gated")  # of a part, the whole knows
+    assert third.config is third.bert.config
+    assert third.config._attn_implementation == "gated"
+    assert torch.equal(logits(baseline), before)
+    alone = BertForMaskedLM(config("bert"))
+    kept = alone.config
+    assert convert(alone, "outeffhop").config is kept
+
+
+def test_same_function_starts_from_softmax_alone():
+    for method in ("gated", "outeffhop", "vanilla(qk_norm=rms)"):
+        model = build("bert", method)
+        before = logits(model)
+        with pytest.raises(ValueError, match=rf"softmax model, and .*self .*has {re.escape(method)}.*leave same_func"):
+            convert(model, "gated-outeffhop", same_function=True)
+        assert torch.equal(logits(model), before)
+    for model in (plain("bert"), build("bert", "vanilla")):
+        before = logits(model)
+        for _ in range(2):  # one that is on its way may go back to its start
+            convert(model, "gated-outeffhop", same_function=True)
+            torch.testing.assert_close(logits(model), before, rtol=1e-5, atol=2e-5)
+
+
+def test_sinks_of_a_models_own_are_not_moved():
+    model = plain("gpt-oss")
+    before = logits(model, "gpt-oss")
+    for method in ("outeffhop", "gated-outeffhop"):
+        with pytest.raises(ValueError, match=r"self_attn \(GptOssAttention\) has learned sinks of its own.*'gated'"):
+            convert(model, method, same_function=True)
+    assert model.config._attn_implementation == "eager"
+    convert(model, "outeffhop")  # its own sinks win, so this is the same function anyway
+    torch.testing.assert_close(logits(model, "gpt-oss"), before, rtol=1e-5, atol=2e-5)
+    with pytest.raises(ValueError, match="sinks of its own"):
+        SinkSchedule(steps=3).apply(model, 0)
+    assert torch.isfinite(logits(model, "gpt-oss")).all()
+    moved = convert(plain("gpt-oss"), "gated", same_function=True)
+    torch.testing.assert_close(logits(moved, "gpt-oss"), before, rtol=1e-5, atol=2e-5)
+
+
+def test_a_schedule_needs_modules_made_for_the_method():
+    model = plain("bert")
+    model.set_attn_implementation("outeffhop")  # computes softmax1, but nothing there can move
+    with pytest.raises(ValueError, match=r"convert\(model, 'outeffhop'\) first"):
+        SinkSchedule(steps=3).apply(model, 0)
+    assert model.config.to_dict()["outeffhop"] == {"method": "outeffhop"}
+    with pytest.raises(ValueError, match="StanhopForForecasting is none of transformers' attention models"):
+        SinkSchedule(steps=3).apply(presets.build("stanhop"), 0)
+
+
+def test_a_method_twice_is_refused():
+    with pytest.raises(ValueError, match=r"attn_implementation='sdpa' would replace method='outeffhop\(n=4\)'"):
+        from_config(AutoModelForMaskedLM, config("bert"), "outeffhop(n=4)", attn_implementation="sdpa")
+
+
+def test_a_method_as_a_value_is_saved_with_its_config(tmp_path):
+    for value in ("clipped(alpha=12)", Method.parse("clipped(alpha=12)")):
+        settings = config("bert")
+        settings.outeffhop = value
+        settings.save_pretrained(tmp_path)
+        assert json.loads((tmp_path / "config.json").read_text())["outeffhop"] == {"method": "clipped(alpha=12)"}
+
+
+def test_what_is_on_its_way_is_saved_under_any_implementation(tmp_path):
+    model = convert(plain("bert"), "outeffhop", same_function=True)
+    SinkSchedule(steps=4).apply(model, 1)
+    before = logits(model)
+    model.set_attn_implementation("sdpa")
+    again = reload(model, tmp_path)  # its sinks are among the weights, so the method is still called for
+    assert torch.equal(logits(aligned(again)), before)
+    with pytest.raises(ValueError, match=r"'sdpa'.*config\.outeffhop says outeffhop, which has parameters"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation="sdpa")
+
+
+PARTS = [
+    (None, "outeffhop(n=4)"),
+    (None, "gated"),
+    ("outeffhop(n=4)", "outeffhop(n=2)"),
+    ("gated", "vanilla"),
+    ("outeffhop", "gated-outeffhop(sink=learned)"),
+    ("gated", "gated(predictor=features)"),
+]
+
+
+@pytest.mark.parametrize(("whole", "part"), PARTS)
+def test_parts_of_a_model_have_methods_of_their_own(whole, part, tmp_path):
+    model, batch = clip()
+    if whole is not None:
+        convert(model, whole)
+    stir(convert(model.vision_model, part))
+    expected = model(**batch).logits_per_image
+    model.save_pretrained(tmp_path)
+    again = aligned(CLIPModel.from_pretrained(tmp_path))
+    assert torch.equal(again(**batch).logits_per_image, expected)
+    assert model_summary(again.vision_model).method == part
+    assert model_summary(again.text_model).method == (whole or "sdpa")
+
+
+def test_the_method_of_a_whole_reaches_its_parts():
+    settings = clip()[0].config
+    settings._attn_implementation = None
+    settings.outeffhop = {"method": "gated(predictor=features)"}
+    model = CLIPModel(settings)
+    for each in (model, model.vision_model, model.text_model):
+        assert model_summary(each).method == "gated(predictor=features)"
+    assert convert(t5(), "outeffhop(n=4)").encoder.config.outeffhop == {"method": "outeffhop(n=4)"}
+
+
+def test_a_part_takes_another_implementation_on_loading(tmp_path):
+    convert(clip()[0], "outeffhop(n=4)").save_pretrained(tmp_path / "a")
+    model = CLIPModel.from_pretrained(tmp_path / "a", attn_implementation={"vision_config": "eager"})
+    assert model.vision_model.config._attn_implementation == "eager"
+    assert model_summary(model.text_model).method == "outeffhop(n=4)"
+    convert(clip()[0], "gated").save_pretrained(tmp_path / "b")
+    with pytest.raises(ValueError, match=r"'eager', but config\.outeffhop says gated"):
+        CLIPModel.from_pretrained(tmp_path / "b", attn_implementation={"vision_config": "eager"})
+
+
+def test_a_part_is_loaded_from_the_checkpoint_of_the_whole(tmp_path):
+    model, batch = clip()
+    stir(convert(model, "gated-outeffhop(n=2)")).save_pretrained(tmp_path / "clip")
+    text = aligned(CLIPTextModel.from_pretrained(tmp_path / "clip"))
+    ids = batch["input_ids"]
+    assert torch.equal(text(input_ids=ids).last_hidden_state, model.text_model(input_ids=ids).last_hidden_state)
+    with pytest.raises(ValueError, match=r"holds .*encoder\.layers\.0\.self_attn\.outeffhop\.gate"):
+        CLIPTextModel.from_pretrained(tmp_path / "clip", attn_implementation="outeffhop")
+    stir(convert(t5(), "gated")).save_pretrained(tmp_path / "t5")
+    assert model_summary(T5EncoderModel.from_pretrained(tmp_path / "t5")).method == "gated"
+
+
+class Wrapper(torch.nn.Module):
+    """As adapters wrap a module that is to be trained along: what was there before, and the copy that is at work."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.original, self.working = module, copy.deepcopy(module)
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("working"), name)
+
+    def forward(self, *args):
+        return self.working(*args)
+
+
+@pytest.mark.parametrize("method", ["outeffhop(n=4)", EVERYTHING])
+def test_a_wrapped_extension_is_at_work(method):
+    model = build("bert", method)
+    expected = logits(model)
+    for module in attention_modules(model).values():
+        module.outeffhop = Wrapper(module.outeffhop)
+    assert torch.equal(logits(model), expected)
+    assert model_summary(model).method == method

@@ -5,10 +5,19 @@ import pickle
 
 import pytest
 import torch
-from tiny import DECODERS, MODELS, SIX, TEXT, config, inputs, stir
+from tiny import DECODERS, MODELS, SIX, TEXT, clip, config, inputs, stir
 from torch import nn
-from transformers import AttentionInterface, AutoModelForMaskedLM
+from transformers import (
+    AttentionInterface,
+    AutoModelForMaskedLM,
+    DogeConfig,
+    DogeForCausalLM,
+    MobileBertConfig,
+    MobileBertForMaskedLM,
+    Qwen2VLConfig,
+)
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
 import outeffhop
 from outeffhop.models import convert, from_config
@@ -290,3 +299,41 @@ def test_changing_the_implementation_of_a_built_model():
     model.set_attn_implementation("gated")
     with pytest.raises(ValueError, match=r"convert\(model, 'gated'\)"):
         model(**batch)
+
+
+SIZES = dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
+
+
+def test_a_gate_per_head_is_refused_where_it_would_see_tokens_to_come():
+    doge = DogeForCausalLM(DogeConfig(**SIZES, num_key_value_heads=2))  # its attention does not say that it is causal
+    with pytest.raises(ValueError, match=r"self_attn \(DogeAttention\).*to come.*gate=token"):
+        convert(doge, "gated(gate=head)")
+    model, batch = clip()
+    convert(model, "gated(gate=head)")  # the text model's says that it is not; its call says that it is
+    model.vision_model(pixel_values=batch["pixel_values"])
+    with pytest.raises(ValueError, match=r"cannot gate this CLIPAttention.*to come"):
+        model.text_model(input_ids=batch["input_ids"])
+
+
+def test_gates_of_images_that_lie_one_behind_the_other_are_refused():
+    vision = Qwen2VLConfig().sub_configs["vision_config"]
+    sizes = dict(depth=1, embed_dim=32, hidden_size=32, num_heads=4, patch_size=4, temporal_patch_size=2)
+    model = Qwen2VisionTransformerPretrainedModel(vision(**sizes, spatial_merge_size=2)).eval()
+    for gate in ("token", "head"):
+        with pytest.raises(ValueError, match=r"blocks\.0\.attn \(VisionAttention\).*one piece.*gate=constant"):
+            convert(model, f"gated(gate={gate})")
+    assert model.config._attn_implementation == "sdpa"
+    patches, grid = torch.randn(24, 96), torch.tensor([[1, 4, 4], [1, 2, 4]])
+    for method in ("outeffhop", "gated(gate=constant)"):
+        both = convert(model, method)(hidden_states=patches, grid_thw=grid).last_hidden_state
+        first = model(hidden_states=patches[:16], grid_thw=grid[:1]).last_hidden_state
+        torch.testing.assert_close(both[:16], first)
+
+
+def test_inputs_a_gate_was_not_made_for_are_refused_by_name():
+    sizes = dict(SIZES, embedding_size=16, intra_bottleneck_size=16)
+    model, batch = MobileBertForMaskedLM(MobileBertConfig(**sizes)).eval(), inputs("bert")
+    convert(model, "gated")
+    with pytest.raises(ValueError, match=r"this MobileBertSelfAttention.*inputs of size 32.*gets size 16.*constant"):
+        model(**batch)
+    assert torch.isfinite(convert(model, "gated(gate=constant)")(**batch).logits).all()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import VOCAB
+from tiny import VOCAB, clip
 from transformers import AutoModelForMaskedLM, BertConfig
 
 import outeffhop
@@ -116,3 +116,30 @@ def test_attention_returns_what_it_did_before_while_it_is_watched():
         _, lse = attention(query, key, value, return_lse=True)
     assert torch.equal(out, attention(query, key, value))
     assert torch.equal(seen[0], lse)
+
+
+@pytest.mark.parametrize("method", ["outeffhop(n=4)", "gated"])
+def test_parts_with_methods_of_their_own_keep_them(method):
+    model, batch = clip()
+    outeffhop.convert(model.vision_model, method)
+    model.text_model.set_attn_implementation("eager")
+
+    def running():
+        return [each.config._attn_implementation for each in (model, model.text_model, model.vision_model)]
+
+    before, implementations = model(**batch).logits_per_image, running()
+    assert len(set(implementations)) == 3
+    seen, out = seen_by(model, batch)
+    assert len(seen) == 4 * 3
+    torch.testing.assert_close(out.logits_per_image, before, rtol=1e-4, atol=1e-4)
+    assert running() == implementations
+    assert torch.equal(model(**batch).logits_per_image, before)
+
+
+def test_a_wrapped_model_is_looked_into():
+    model = torch.nn.Sequential(bert("sdpa"))
+    seen = []
+    with inspecting(model, lambda name, part, t: (seen.append(name), t)[1]), torch.no_grad():
+        model(torch.randint(VOCAB, (2, 7)))
+    assert sorted(set(seen)) == [f"0.bert.encoder.layer.{i}.attention.self" for i in range(2)]
+    assert model[0].config._attn_implementation == "sdpa"

@@ -6,7 +6,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertModel
+from transformers import BertModel, Qwen2Config, Qwen2ForCausalLM
 
 import outeffhop
 from outeffhop.models import presets
@@ -60,6 +60,14 @@ def test_a_config_without_architectures_is_a_base_model(folder):
     del content["architectures"]
     (folder / "config.json").write_text(json.dumps(content))
     assert type(load_checkpoint(folder)) is BertModel
+
+
+def test_a_small_model_with_windows_from_a_layer_it_does_not_have(tmp_path):
+    sizes = dict(vocab_size=64, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48)
+    model = Qwen2ForCausalLM(Qwen2Config(**sizes, num_hidden_layers=2))
+    assert model.config.max_window_layers > len(model.state_dict())  # transformers' own default
+    model.save_pretrained(tmp_path)
+    assert type(load_checkpoint(tmp_path)) is Qwen2ForCausalLM
 
 
 def test_no_folder(folder):

@@ -103,6 +103,12 @@ def test_errors(arguments, words):
         presets.build(*arguments)
 
 
+def test_a_change_of_no_field_is_refused():
+    with pytest.raises(ValueError, match="hiden_size=64 is no field of BertConfig; did you mean 'hidden_size'"):
+        presets.build("bert", "tiny", hiden_size=64)
+    assert presets.config("vit", "tiny", num_labels=7).num_labels == 7
+
+
 @pytest.mark.parametrize(("method", "dead"), [("vanilla", False), ("clipped", True), ("clipped-outeffhop", True)])
 def test_clipping_may_leave_a_new_model_without_attention(method, dead):
     """With the paper's γ weights below 3.1/128 become 0, and of 128 tokens none has more before training."""

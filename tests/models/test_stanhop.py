@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from outeffhop.methods import Method
-from outeffhop.models import convert, model_summary
+from outeffhop.models import convert, from_config, model_summary
 from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
 from outeffhop.models.stanhop.blocks import SegmentMerging, SthmBlock
 from outeffhop.nn import Gate, OutEffHop
@@ -440,6 +440,31 @@ def test_wrong_windows_are_refused(shape):
 def test_wrong_targets_are_refused():
     with pytest.raises(ValueError, match=r"future_values has shape \(2, 5, 3\): \(batch, 6, 3\) is needed"):
         tiny()(torch.randn(2, 20, 3), torch.randn(2, 5, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bfloat16])
+def test_windows_of_another_dtype_are_brought_to_the_models(dtype):
+    model = tiny().eval()
+    past, future = (10 * values.to(dtype) for values in window(model))
+    out = model(past, future)
+    assert torch.equal(out.prediction, model(past.float()).prediction)
+    assert out.loss.isfinite()
+
+
+def test_the_method_is_the_configs_alone():
+    config = StanhopConfig(**TINY)
+    with pytest.raises(ValueError, match=r"attn_implementation='vanilla'.*method='vanilla' instead"):
+        AutoModel.from_config(config, attn_implementation="vanilla")
+    model = tiny()
+    model.set_attn_implementation("vanilla")  # transformers warns
+    assert "outeffhop" not in model.config.to_dict()
+    assert model_summary(model).method == "outeffhop"
+
+
+def test_from_config_takes_what_transformers_takes():
+    model = from_config(AutoModel, StanhopConfig(**TINY), "gated", dtype=torch.bfloat16)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert model_summary(model).method == "gated"
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
     BertConfig,
+    CLIPConfig,
+    CLIPModel,
     DistilBertConfig,
     GPT2Config,
     GptOssConfig,
@@ -111,6 +113,19 @@ MODELS = {
 DECODERS = ("opt", "gpt2", "llama", "qwen3", "gpt-oss")
 TEXT = tuple(name for name in MODELS if name != "vit")
 SIX = ("vanilla", "outeffhop", "clipped", "clipped-outeffhop", "gated", "gated-outeffhop")
+
+
+def clip():
+    """A model of two parts, each with a config of its own, and a batch for it."""
+    part = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    text = dict(part, vocab_size=VOCAB, max_position_embeddings=40, pad_token_id=1, bos_token_id=2, eos_token_id=2)
+    vision = dict(part, image_size=12, patch_size=4)
+    torch.manual_seed(0)
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)).eval()
+    with torch.no_grad():
+        for p in model.parameters():  # as a fresh one's attention hardly shows
+            p.mul_(4.0 if p.dim() > 1 else 1.0)
+    return model, {**inputs("bert"), "pixel_values": inputs("vit")["pixel_values"]}
 
 
 def config(name):

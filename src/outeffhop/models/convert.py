@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from outeffhop.methods import Method, SoftmaxN
 from outeffhop.models.modules import attention_modules, check, extension_of, hook_all, hopfield_layers, install
-from outeffhop.models.persistence import write
-from outeffhop.models.schedule import FAR, SinkSchedule, movable
+from outeffhop.models.persistence import is_annealing, method_of, own_config, write, write_all
+from outeffhop.models.schedule import FAR, SinkSchedule, movable, refuse_own_sinks
 from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
 
 __all__ = ["convert", "from_config"]
@@ -25,12 +25,13 @@ def convert(model: Model, method: str | Method, *, same_function: bool = False) 
 
     Its weights stay. Gates and learned sinks that old and new method share keep their values, the
     others start fresh: a gate at its ``init``, a learned sink at log n. With ``qk_norm=rms`` a trained model
-    computes other scores than those it was trained with: it has to be trained on.
+    computes other scores than those it was trained with: it has to be trained on. A config that the model
+    shares with others, built from the same object, is copied first: they stay as they are.
 
     Args:
         model: any transformers model whose attention goes through transformers' attention interface, or STanHop-Net.
         method: its name or ``name(parameter=value, ...)``.
-        same_function: start as the softmax model it was, up to rounding: sinks far below every score
+        same_function: start as the softmax model it is, up to rounding: sinks far below every score
             and gates open. A ``SinkSchedule`` then brings fixed sinks and gates to the method's own
             values while the model is fine-tuned; learned sinks are trained from there.
     """
@@ -52,11 +53,14 @@ def convert(model: Model, method: str | Method, *, same_function: bool = False) 
             raise ValueError("same_function=True serves transformers' models; STanHop-Net has no schedule")
         return _convert_layers(model, new)
     check(model, new)
+    if same_function:
+        _check_start(model, new)
+    own_config(model)
     model.set_attn_implementation(new.name)
     if model.config._attn_implementation != new.name:
         raise ValueError(f"{type(model).__name__} does not let its attention implementation be set to {new.name!r}")
     install(model, new)
-    write(model.config, new)
+    write_all(model, new)
     extensions = [e for m in attention_modules(model).values() if (e := extension_of(m)) is not None]
     for extension in extensions:
         extension.release()
@@ -68,6 +72,18 @@ def convert(model: Model, method: str | Method, *, same_function: bool = False) 
             if isinstance(extension.sink, nn.Parameter):
                 nn.init.constant_(extension.sink, FAR)
     return model
+
+
+def _check_start(model: PreTrainedModel, method: Method) -> None:
+    for name, module in attention_modules(model).items():
+        config: Any = module.config
+        old = method_of(config)
+        if old not in (None, Method.parse("vanilla")) and not is_annealing(config):
+            raise ValueError(
+                f"same_function=True starts from a softmax model, and {name} ({type(module).__name__}) has {old}, so "
+                f"that {method} would be another function from the start; leave same_function out"
+            )
+    refuse_own_sinks(model, method)
 
 
 def _convert_layers(model: Model, method: Method) -> Model:
@@ -87,6 +103,10 @@ def from_config(auto_class: Any, config: PreTrainedConfig, method: str | Method 
         method: its name or ``name(parameter=value, ...)``.
         kwargs: for ``auto_class.from_config``, such as ``dtype``.
     """
+    if "attn_implementation" in kwargs:
+        raise ValueError(
+            f"attn_implementation={kwargs['attn_implementation']!r} would replace method={str(method)!r}: leave it out"
+        )
     if not isinstance(config, PreTrainedConfig):
         raise TypeError(
             f"config is {config!r}, a {type(config).__name__}: give a model class, its config and a method, "
@@ -96,7 +116,7 @@ def from_config(auto_class: Any, config: PreTrainedConfig, method: str | Method 
     config = copy.deepcopy(config)
     if isinstance(config, StanhopConfig):  # its Hopfield layers take the method from the config itself
         config.method = str(new)
-        return StanhopForForecasting(config, **kwargs)
+        return StanhopForForecasting._from_config(config, **kwargs)
     write(config, new)
     config._attn_implementation = new.name
     build = getattr(auto_class, "from_config", None) or auto_class._from_config

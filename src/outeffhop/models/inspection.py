@@ -7,14 +7,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from outeffhop.attention.inputs import Call
 from outeffhop.attention.probe import probing, watching
 from outeffhop.methods import METHODS
-from outeffhop.models.modules import has_attention
+from outeffhop.models.modules import attention_modules, has_attention
 
 __all__ = ["ModulePath", "inspecting"]
+
+_RUNNING = "_attn_implementation_internal"  # without "_internal", a setter writes into the configs inside as well
 
 
 class ModulePath:
@@ -75,14 +77,24 @@ def inspecting(
         raise TypeError("model is compiled, and cannot be looked into; give the one it was made of: model._orig_mod")
     with ExitStack() as stack:
         looked_into = probe is not None or watch is not None
-        if looked_into and isinstance(model, PreTrainedModel) and has_attention(model):
-            before = model.config._attn_implementation
-            if before not in METHODS:
-                model.set_attn_implementation("vanilla")
-                stack.callback(model.set_attn_implementation, before)
+        if looked_into:
+            for config in _configs(model):
+                if config._attn_implementation not in METHODS:
+                    # each by itself: the parts of a model may have methods and implementations of their own
+                    stack.callback(setattr, config, _RUNNING, config._attn_implementation)
+                    setattr(config, _RUNNING, "vanilla")
         path = stack.enter_context(ModulePath(model))
         if probe is not None:
             stack.enter_context(probing(lambda part, tensor: probe(path.name, part, tensor)))
         if watch is not None:
             stack.enter_context(watching(lambda call, lse, weights: watch(path.name, call, lse, weights)))
         yield path
+
+
+def _configs(model: nn.Module) -> list[PreTrainedConfig]:
+    """Those of a transformers model and of the models inside it, where they have attention."""
+    if not has_attention(model):
+        return []
+    models = [part for part in model.modules() if isinstance(part, PreTrainedModel) and has_attention(part)]
+    configs = [part.config for part in (*models, *attention_modules(model).values())]
+    return list({id(config): config for config in configs if isinstance(config, PreTrainedConfig)}.values())

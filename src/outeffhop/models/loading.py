@@ -98,7 +98,9 @@ def _architecture(folder: Path, trust: bool, tensors: int) -> type[PreTrainedMod
         raise ValueError(f"{folder / 'config.json'}: {_first_line(error)}") from error
     for name, value in content.items():
         # a layer has tensors: a hundred million layers would be built for hours before that is noticed
-        if name.endswith("layers") and isinstance(value, int) and not -1 < value <= tensors:
+        # (Qwen's max_window_layers counts none: the layer from which a window is used, whether there is one or not)
+        counts = name.endswith("layers") and not name.startswith("max_")
+        if counts and isinstance(value, int) and not -1 < value <= tensors:
             raise ValueError(f"{folder / 'config.json'}: {name}={value}, but the weights are {tensors} tensors")
         # the weights fit, and no input would
         if name.endswith(("heads", "n_head")) and isinstance(value, int) and value < 0:

@@ -7,6 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -16,12 +17,13 @@ from transformers import PreTrainedModel
 
 from outeffhop.methods import Method, SoftmaxN
 from outeffhop.models.extension import Extension
-from outeffhop.nn import OutEffHop
+from outeffhop.nn import Gate, OutEffHop
 
 __all__ = [
     "attention_modules",
     "hopfield_layers",
     "has_attention",
+    "has_own_sinks",
     "extension_of",
     "check",
     "install",
@@ -38,8 +40,9 @@ _QK_NORM = re.compile(r"(q|k|qk|query|key)_?(layer_?norm|norm|ln)|(layer_?norm|n
 
 
 def extension_of(module: nn.Module) -> Extension | None:
-    found = getattr(module, NAME, None)
-    return found if isinstance(found, Extension) else None
+    found: Any = getattr(module, NAME, None)
+    # by what it has, not by its class: a wrapper around it (as of adapters that train it) hands attributes on
+    return found if isinstance(getattr(found, "method", None), Method) else None
 
 
 def has_attention(model: nn.Module) -> bool:
@@ -62,14 +65,20 @@ def hopfield_layers(model: nn.Module) -> dict[str, OutEffHop]:
     return {name: module for name, module in model.named_modules() if isinstance(module, OutEffHop)}
 
 
-def install(model: nn.Module, method: Method, annealing: bool = False) -> None:
-    """Gives every attention module of the model the method; parameters both methods have keep their values."""
+def install(model: nn.Module, method: Method, annealing: bool = False, *, only_new: bool = False) -> None:
+    """Gives every attention module of the model the method; parameters both methods have keep their values.
+
+    Args:
+        only_new: leave alone those that have a method, or run another implementation.
+    """
     check(model, method)
     # The gates' random numbers are drawn aside: with one seed, a model's own weights are those it has without gates.
     with torch.random.fork_rng(devices=[]):
         for module in attention_modules(model).values():
             old = extension_of(module)
-            if old is not None and old.method == method:
+            if old is not None and (only_new or old.method == method):
+                continue
+            if only_new and _running(module) != method.name:
                 continue
             sizes = _embed_dim(module), num_heads(module), _head_dim(module)
             new = Extension(method, *sizes, annealing, **place(module))
@@ -77,6 +86,11 @@ def install(model: nn.Module, method: Method, annealing: bool = False) -> None:
                 _inherit(new, old)
             setattr(module, NAME, new)
             _hook(module, new.extra)
+
+
+def _running(module: Any) -> Any:
+    """The attention implementation that an attention module uses."""
+    return module.config._attn_implementation
 
 
 def _inherit(new: Extension, old: Extension) -> None:
@@ -95,7 +109,7 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     Module-level, so that it survives deepcopy and pickling.
     """
     extension: Extension = getattr(module, NAME)
-    running = module.config._attn_implementation
+    running = _running(module)
     if running != extension.method.name:
         raise ValueError(
             f"attn_implementation={running!r}, but this {type(module).__name__} has the method {extension.method} with "
@@ -104,11 +118,36 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         )
     if extension.gate is None:
         return None
-    hidden_states = args[0] if args else kwargs["hidden_states"]
+    hidden_states: Any = args[0] if args else kwargs.get("hidden_states")
+    _check_input(module, extension, hidden_states, kwargs)
     mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
     # any other mask than [B, H, L, L] belongs to cross attention or a cache, where the input has no padding of its own
-    square = isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[-1] == hidden_states.shape[-2]
+    head = extension.method.gate.gate == "head"  # type: ignore[union-attr]  # no other gate looks at the mask
+    square = head and isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[-1] == hidden_states.shape[-2]
     return args, {**kwargs, "attn_gate": extension(hidden_states, mask if square else None)}
+
+
+def _check_input(module: nn.Module, extension: Extension, hidden_states: Any, kwargs: dict[str, Any]) -> None:
+    """Refuses what a gate that is predicted cannot be predicted from."""
+    spec, kind = extension.method.gate, type(module).__name__
+    if spec is None or spec.gate == "constant":
+        return
+    size = hidden_states.shape[-1] if isinstance(hidden_states, Tensor) else None
+    if size != extension.embed_dim:
+        raise ValueError(
+            f"{extension.method} cannot gate this {kind}: its gate is predicted from inputs of size "
+            f"{extension.embed_dim}, and the module gets {'no hidden_states' if size is None else f'size {size}'}; "
+            "take gate=constant, or a method without a gate"
+        )
+    if spec.gate == "head" and kwargs.get("is_causal"):  # some are causal by the call alone, as CLIP's text model
+        raise ValueError(_future(f"{extension.method} cannot gate this {kind}"))
+
+
+def _future(what: str) -> str:
+    return (
+        f"{what}: gate=head averages over all tokens, also over those to come, and this attention is causal or does "
+        "not say that it is not (is_causal); take gate=token or gate=constant"
+    )
 
 
 def _hook(module: nn.Module, wanted: bool) -> None:
@@ -138,7 +177,7 @@ def check(model: nn.Module, method: Method) -> None:
 def _check(name: str, module: nn.Module, method: Method) -> None:
     kind = type(module).__name__
     normalizer = method.normalizer
-    if _has_own_sinks(_kind(module)) and (not isinstance(normalizer, SoftmaxN) or normalizer.learns is not None):
+    if has_own_sinks(module) and (not isinstance(normalizer, SoftmaxN) or normalizer.learns is not None):
         raise ValueError(
             f"{method} does not go with {name} ({kind}), which has learned sinks of its own: "
             "take 'outeffhop' or 'vanilla', gated or not"
@@ -155,11 +194,15 @@ def _check(name: str, module: nn.Module, method: Method) -> None:
             f"{method} cannot gate {name} ({kind}): it does not hand keyword arguments on to the attention function, "
             "so a gate's openings would be lost; take a method without a gate"
         )
-    if method.gate.gate == "head" and getattr(module, "is_causal", False):
+    if method.gate.gate != "constant" and _calls_by_pieces(_kind(module)):
         raise ValueError(
-            f"{method} cannot gate {name} ({kind}): gate=head averages over all tokens, in a causal model also over "
-            "those to come; take gate=token or gate=constant"
+            f"{method} cannot gate {name} ({kind}): it calls the attention function for one piece of its input after "
+            "another, and a gate has openings for the whole; take gate=constant, or a method without a gate"
         )
+    if method.gate.gate == "head" and getattr(module, "is_causal", True):  # True: transformers' own default
+        raise ValueError(_future(f"{method} cannot gate {name} ({kind})"))
+    # made aside, for what the gate itself refuses of these sizes
+    Gate(method.gate, _embed_dim(module), num_heads(module), _head_dim(module), device="meta")
 
 
 def _kind(module: nn.Module) -> Any:
@@ -173,8 +216,13 @@ def _calls_interface(kind: type[nn.Module]) -> bool:
     return any("ALL_ATTENTION_FUNCTIONS" in function.__code__.co_names for function in _functions(kind))
 
 
+def has_own_sinks(module: nn.Module) -> bool:
+    """Whether the attention module has learned sinks of its own, as gpt-oss: they win over a method's."""
+    return _hands_sinks(_kind(module))
+
+
 @cache
-def _has_own_sinks(kind: type[nn.Module]) -> bool:
+def _hands_sinks(kind: type[nn.Module]) -> bool:
     """Whether the module hands sinks (``s_aux``, as gpt-oss) to the attention function."""
     calls = [f.__code__ for f in _functions(kind) if "ALL_ATTENTION_FUNCTIONS" in f.__code__.co_names]
     return any(isinstance(c, tuple) and "s_aux" in c for code in calls for c in code.co_consts)
@@ -190,18 +238,30 @@ def _hands_kwargs_on(kind: type[nn.Module]) -> bool:
     """Whether forward takes any keyword and its calls of the attention function pass ``**``, as far as one can read."""
     if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(kind.forward).parameters.values()):
         return False
+    calls = [call for tree in _sources(kind) for call in _interface_calls(tree)]
+    return all(any(k.arg is None for k in call.keywords) for call in calls)
+
+
+@cache
+def _calls_by_pieces(kind: type[nn.Module]) -> bool:
+    """Whether a loop calls the attention function, as where the images of a batch lie one behind the other."""
+    loops = (ast.For, ast.ListComp, ast.GeneratorExp)
+    return any(isinstance(n, loops) and _interface_calls(n) for tree in _sources(kind) for n in ast.walk(tree))
+
+
+def _interface_calls(tree: ast.AST) -> list[ast.Call]:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [call for call in calls if getattr(call.func, "id", None) == "attention_interface"]
+
+
+def _sources(kind: type[nn.Module]) -> list[ast.AST]:
+    """What calls the attention interface, as far as it can be read; the attention function refuses to run ungated."""
+    trees: list[ast.AST] = []
     for function in _functions(kind):
-        if "ALL_ATTENTION_FUNCTIONS" not in function.__code__.co_names:
-            continue
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-        except (OSError, TypeError, SyntaxError):
-            continue  # the attention function itself refuses to run ungated
-        for node in ast.walk(tree):
-            called = isinstance(node, ast.Call) and getattr(node.func, "id", None) == "attention_interface"
-            if called and all(k.arg is not None for k in node.keywords):  # type: ignore[attr-defined]
-                return False
-    return True
+        if "ALL_ATTENTION_FUNCTIONS" in function.__code__.co_names:
+            with suppress(OSError, TypeError, SyntaxError):
+                trees.append(ast.parse(textwrap.dedent(inspect.getsource(function))))
+    return trees
 
 
 def _functions(kind: type) -> list[Callable[..., Any]]:

@@ -26,7 +26,7 @@ from transformers import (
 from outeffhop.methods import Method
 from outeffhop.models.convert import from_config
 from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
-from outeffhop.naming import known
+from outeffhop.naming import did_you_mean, known
 
 __all__ = ["MODELS", "SIZES", "build", "config", "count", "method_for"]
 
@@ -155,6 +155,11 @@ def config(model: str, size: str = "tiny", **changes: Any) -> PreTrainedConfig:
     """The config of a model at one of its sizes; ``changes`` are fields of that config."""
     preset = MODELS[known("model", model, MODELS)]
     values = preset.sizes[known("size", size, SIZES)]
+    default = preset.config()
+    for name in changes:
+        if not hasattr(default, name):  # transformers would take it and pass it over
+            near = did_you_mean(name, default.to_dict())
+            raise ValueError(f"{name}={changes[name]!r} is no field of {preset.config.__name__}{near}")
     return preset.config(**{**preset.common, **values, **changes})
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 
 from outeffhop.methods import Method
-from outeffhop.models.modules import attention_modules, extension_of, hook_all, place
-from outeffhop.models.persistence import is_annealing, method_of, write
+from outeffhop.models.modules import attention_modules, extension_of, has_attention, has_own_sinks, hook_all, place
+from outeffhop.models.persistence import is_annealing, method_of, write_all
 
 __all__ = ["SinkSchedule", "FAR", "movable"]
 
@@ -75,6 +75,10 @@ class SinkSchedule:
         On the way they are buffers, saved and loaded with the model, as ``config.outeffhop`` says; at the
         end they are the method's numbers again and nothing of the schedule is left.
         """
+        if not has_attention(model):
+            raise ValueError(
+                f"{type(model).__name__} is none of transformers' attention models, which alone can be moved"
+            )
         method = method_of(model.config)
         if method is None:
             raise ValueError(
@@ -89,17 +93,22 @@ class SinkSchedule:
         done = step >= self.steps
         if done and not is_annealing(model.config):
             return
-        for module in attention_modules(model).values():
-            extension = extension_of(module)
-            if extension is None:
-                continue
+        refuse_own_sinks(model, method)
+        modules = attention_modules(model).values()
+        extensions = [(m, e) for m in modules if (e := extension_of(m)) is not None and e.method == method]
+        if len(extensions) < len(modules):
+            raise ValueError(
+                f"attn_implementation={method.name!r} was set, but the attention modules were not made for {method}: "
+                f"outeffhop.convert(model, {str(method)!r}) first"
+            )
+        for module, extension in extensions:
             if done:
                 extension.release()
             else:
                 extension.hold(**place(module))
                 extension.move(self.at(step), self.progress(step), self.start)
         if done or not is_annealing(model.config):
-            write(model.config, method, annealing=not done)
+            write_all(model, method, annealing=not done)
             hook_all(model)
 
     def callback(self) -> TrainerCallback:
@@ -130,6 +139,17 @@ class _Callback(TrainerCallback):
 def movable(method: Method) -> bool:
     """Whether the method has a gate or a fixed sink, and is softmax without them."""
     return method.normalizer.sink is not None and (method.gate is not None or _has_fixed_sink(method))
+
+
+def refuse_own_sinks(model: nn.Module, method: Method) -> None:
+    """Sinks that a model has learned itself win over the method's, so that there would be none to move."""
+    for name, module in attention_modules(model).items():
+        if has_own_sinks(module) and _has_fixed_sink(method):
+            raise ValueError(
+                f"{name} ({type(module).__name__}) has learned sinks of its own, which win over that of {method}: it "
+                "cannot be moved; convert without same_function and a schedule, which leaves them as they are, or to "
+                "'gated', whose gates alone move"
+            )
 
 
 def _has_fixed_sink(method: Method) -> bool:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils.generic import ModelOutput
 
+from outeffhop.methods import METHODS
 from outeffhop.models.stanhop.blocks import DecoderLayer, EncoderBlock
 from outeffhop.models.stanhop.configuration import StanhopConfig
 from outeffhop.nn import Gate, OutEffHopPooling
@@ -62,6 +63,10 @@ class StanhopPreTrainedModel(PreTrainedModel):
     main_input_name = "past_values"
     _no_split_modules = ["EncoderBlock", "DecoderLayer"]  # noqa: RUF012, the base class's own form
 
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        return False  # its layers have a method of their own; ``convert`` changes it
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Every parameter and buffer, since loading a checkpoint that lacks some starts from empty memory.
@@ -96,6 +101,11 @@ class StanhopForForecasting(StanhopPreTrainedModel):
 
     def __init__(self, config: StanhopConfig) -> None:
         config.check()
+        if config._attn_implementation in METHODS:
+            raise ValueError(
+                f"attn_implementation={config._attn_implementation!r}: STanHop-Net has its method in its config; give "
+                f"method={config._attn_implementation!r} instead"
+            )
         super().__init__(config)
         self.embedding = SegmentEmbedding(config)
         self.encoder = nn.ModuleList(EncoderBlock(config, config.win_size if i else 1) for i in range(config.e_layers))
@@ -112,7 +122,7 @@ class StanhopForForecasting(StanhopPreTrainedModel):
         """
         config = self.config
         _check_shape("past_values", past_values, config.in_len, config.num_series)
-        x = self.embedding(past_values)  # [B, D, N, d]
+        x = self.embedding(past_values.to(self.positions.dtype))  # [B, D, N, d]
         encoded = [x]
         for block in self.encoder:
             x = block(x)
