@@ -6,8 +6,10 @@ from functools import cache
 import pytest
 import torch
 from subjects import OTHERS, PAPER, SIX, build, inputs, quantize
+from tiny import clip
 from torch import nn
 
+from outeffhop.models import convert
 from outeffhop.models.modules import attention_modules, has_attention
 from outeffhop.nn import Gate, QkNorm
 from outeffhop.nn.association import Association
@@ -315,3 +317,17 @@ def test_the_map_is_asked_by_name():
     assert "vit/nothing" not in found
     with pytest.raises(KeyError, match="vit/nothing"):
         found["vit/nothing"]
+
+
+@pytest.mark.parametrize("method", ["outeffhop(n=4)", "gated"])
+def test_a_part_with_a_method_of_its_own_keeps_it(method):
+    model, batch = clip()
+    convert(model.vision_model, method)
+    quantized = simulate(model, weights=16, activations=16)
+    with torch.no_grad():
+        truth = model(**batch).logits_per_image
+        with Calibration(quantized):
+            seen = quantized(**batch).logits_per_image  # in floating point still
+    torch.testing.assert_close(seen, truth, rtol=1e-4, atol=1e-4)
+    assert any(row.name.endswith("scores") and "vision_model" in row.name for row in quantization_map(quantized).rows)
+    assert model.text_model.config._attn_implementation == "sdpa"

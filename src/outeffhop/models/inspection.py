@@ -14,7 +14,7 @@ from outeffhop.attention.probe import probing, watching
 from outeffhop.methods import METHODS
 from outeffhop.models.modules import attention_modules, has_attention
 
-__all__ = ["ModulePath", "inspecting"]
+__all__ = ["ModulePath", "inspecting", "through_ours"]
 
 _RUNNING = "_attn_implementation_internal"  # without "_internal", a setter writes into the configs inside as well
 
@@ -78,17 +78,25 @@ def inspecting(
     with ExitStack() as stack:
         looked_into = probe is not None or watch is not None
         if looked_into:
-            for config in _configs(model):
-                if config._attn_implementation not in METHODS:
-                    # each by itself: the parts of a model may have methods and implementations of their own
-                    stack.callback(setattr, config, _RUNNING, config._attn_implementation)
-                    setattr(config, _RUNNING, "vanilla")
+            for config, implementation in through_ours(model):
+                stack.callback(setattr, config, _RUNNING, implementation)
         path = stack.enter_context(ModulePath(model))
         if probe is not None:
             stack.enter_context(probing(lambda part, tensor: probe(path.name, part, tensor)))
         if watch is not None:
             stack.enter_context(watching(lambda call, lse, weights: watch(path.name, call, lse, weights)))
         yield path
+
+
+def through_ours(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
+    """Lets softmax of other implementations (sdpa, eager) run through ours; the configs changed, and what they said."""
+    changed = []
+    for config in _configs(model):
+        if config._attn_implementation not in METHODS:
+            # each by itself: the parts of a model may have methods and implementations of their own
+            changed.append((config, config._attn_implementation))
+            setattr(config, _RUNNING, "vanilla")
+    return changed
 
 
 def _configs(model: nn.Module) -> list[PreTrainedConfig]:

@@ -27,10 +27,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from outeffhop.attention.probe import probing
-from outeffhop.methods import METHODS
+from outeffhop.models.inspection import through_ours
 from outeffhop.quantization.operations import Operations, is_on_grid, is_sum, on_grid
 from outeffhop.quantization.placement import Layout, Site, lay_out
 from outeffhop.quantization.points import Point, Power
@@ -70,16 +69,11 @@ def simulate(
         chosen = replace(chosen, placement=placement)
     copied = copy.deepcopy(model).eval()
     simulation = Simulation(chosen, lay_out(copied, chosen.placement, exclude))
-    if isinstance(copied, PreTrainedModel) and simulation.layout.operations and simulation.layout.attention:
-        _show_attention(copied)
+    if simulation.layout.operations and simulation.layout.attention:
+        through_ours(copied)  # the same softmax, and it can be looked into
     simulation.attach(copied)
     setattr(copied, _NAME, simulation)
     return copied
-
-
-def _show_attention(model: PreTrainedModel) -> None:
-    if model.config._attn_implementation not in METHODS:
-        model.set_attn_implementation("vanilla")  # the same softmax, and it can be looked into
 
 
 def simulation_of(model: nn.Module) -> Simulation:

@@ -1,6 +1,0 @@
-"""The tiny models of the models' tests serve here as well."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
