@@ -1,5 +1,6 @@
 """``outeffhop runs``, and a run's folder in place of a checkpoint."""
 
+import dataclasses
 import json
 import shutil
 
@@ -88,6 +89,17 @@ def test_a_run_stands_for_its_model_and_data_in_evaluate(runs, tmp_path, capsys)
     out = capsys.readouterr().out
     assert "OPTForCausalLM (gated-outeffhop) on builtin:text, validation, 4 samples" in out
     assert f"written to {tmp_path / 'e' / 'evaluation.json'}" in out
+
+
+def test_the_masks_of_evaluate_are_the_runs_own(tmp_path, monkeypatch, capsys):
+    """Which tokens are to be guessed depends on the seed."""
+    monkeypatch.setenv("OUTEFFHOP_CACHE", str(tmp_path / "cache"))
+    settings = TrainConfig(max_steps=1, batch_size=4, eval_batches=1, outlier_batches=1, seed=3)
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    run = config(tmp_path / "a", model="bert")
+    said = train(dataclasses.replace(run, changes=small, train=settings), quiet=True).metrics
+    assert main(["evaluate", str(tmp_path / "a"), "--limit", "1", "--batch-size", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(said, rel=1e-6)
 
 
 def test_its_flags_win_over_the_run(runs, tmp_path, capsys):

@@ -5,11 +5,12 @@ import os
 import signal
 
 import pytest
+import torch
 import yaml
 
 from outeffhop.cli.console import speaks
 from outeffhop.cli.main import main
-from outeffhop.training import RunFolder
+from outeffhop.training import Result, RunFolder
 from outeffhop.training.trainer import RunTrainer
 
 # a model of next to nothing: these tests are about the command
@@ -79,6 +80,28 @@ def test_a_config_file_and_flags_that_win_over_it(capsys):
     assert RunFolder("b").config().train.lr == 1e-3
 
 
+def plan(capsys, *flags):
+    """The config of a dry run."""
+    assert main(["train", *flags, "--dry-run", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["config"]
+
+
+def test_changes_of_the_file_and_of_flags(capsys):
+    """Those of the file stay, but for the ones a flag names."""
+    with open("my.yaml", "w") as file:
+        yaml.safe_dump({"data": "builtin:text", "changes": {"num_hidden_layers": 1, "ffn_dim": 32}}, file)
+    found = plan(capsys, "--config", "my.yaml", "--changes", "ffn_dim", "16", "dropout", "0.5")
+    assert found["changes"] == {"num_hidden_layers": 1, "ffn_dim": 16, "dropout": 0.5}
+    assert plan(capsys, "--config", "my.yaml")["changes"] == {"num_hidden_layers": 1, "ffn_dim": 32}
+
+
+def test_of_two_files_the_last_one_counts(capsys):
+    for name, lr in (("one.yaml", 0.25), ("two.yaml", 0.5)):
+        with open(name, "w") as file:
+            yaml.safe_dump({"data": "builtin:text", "train": {"lr": lr}}, file)
+    assert plan(capsys, "--config", "one.yaml", "--config=two.yaml", *SMALL)["train"]["lr"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("flag", "right"),
     [("--train.max-stepz", "--train.max-steps"), ("--metod", "--method"), ("--samples.lenght", "--samples.length")],
@@ -140,6 +163,21 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(capsys):
     assert found["estimate"]["tokens_per_step"] == 4 * 16
     assert found["estimate"]["parameters"] > 1024 * 16
     assert not os.listdir()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_dry_run_refuses_what_training_would(capsys):
+    command = ["train", "--data", "builtin:text", "--dry-run"]
+    assert "train.device='cuda'" in refused(capsys, [*command, "--train.device", "cuda"])
+    assert "bf16 and fp32 serve" in refused(capsys, [*command, "--train.precision", "fp16"])
+
+
+def test_numbers_that_are_not_finite_are_json_all_the_same(monkeypatch, capsys):
+    ended = Result(2, {"perplexity": float("inf")}, max_inf_norm=1.0, avg_kurtosis=float("nan"), stopped_early=False)
+    monkeypatch.setattr("outeffhop.cli.train.train_run", lambda *_, **__: ended)
+    assert train("--out", "a", "--json") == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # which NaN and Infinity are
+    assert (found["metrics"]["perplexity"], found["avg_kurtosis"]) == ("inf", "nan")
 
 
 def test_a_folder_in_use_is_left_alone(capsys):

@@ -112,6 +112,15 @@ def test_a_file_may_leave_fields_out(tmp_path):
     assert from_yaml(file) == RunConfig()
 
 
+def test_a_number_among_the_changes(tmp_path):
+    """As a flag has it, so has a file: YAML has no number 1e-1."""
+    file = tmp_path / "config.yaml"
+    file.write_text("changes: {dropout: 1e-1, activation_function: relu, ffn_dim: 8, enable_bias: true}")
+    found = from_yaml(file).changes
+    assert found == {"dropout": 0.1, "activation_function": "relu", "ffn_dim": 8, "enable_bias": True}
+    assert [type(v) for v in found.values()] == [float, str, int, bool]
+
+
 @pytest.mark.parametrize(
     ("values", "key", "meant"),
     [
@@ -247,7 +256,9 @@ def test_a_bad_value_is_refused_by_name(field, value):
         ({"data": "x", "preset": "huge"}, "preset='huge'"),
         ({"data": "x", "method": "outefhop"}, "outeffhop"),
         ({"data": "x", "changes": {"num_hiden_layers": 1}}, "changes.num_hiden_layers.*'num_hidden_layers'"),
+        ({"data": "x", "changes": {"hidden_size": "big"}}, "changes={'hidden_size': 'big'}: .*expected int"),
         ({"data": "x", "init": "nowhere"}, "init='nowhere' is no folder of a checkpoint"),
+        ({"data": "x", "model": "vit", "train": TrainConfig(lr=1e-6)}, r"train\.min_lr=1e-05 is above train\.lr=1e-06"),
     ],
 )
 def test_a_config_that_cannot_be(given, message):

@@ -146,6 +146,39 @@ def test_a_run_goes_on_as_it_began(whole_run, cache):
     train(config("opt", out, cache, save_steps=2, log_steps=1, keep=5), resume=True, quiet=True)
 
 
+def test_how_often_it_looks_and_saves_may_change(whole_run, tmp_path):
+    out = copied(whole_run("opt"), tmp_path)
+    (out / "result.json").unlink()
+    shutil.rmtree(out / "checkpoints" / "checkpoint-12")
+    old = RunFolder(out).config()
+    often = dataclasses.replace(old.train, save_steps=1, log_steps=2, eval_steps=1, keep=3)
+    train(dataclasses.replace(old, out=str(out), train=often), resume=True, quiet=True)
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [f"checkpoint-{i}" for i in (10, 11, 12)]
+    lines = metrics(out)
+    assert [line["step"] for line in lines if "loss" in line] == [3, 6, 10, 12]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [6, 9, 10, 11, 12]
+    assert weight_bytes(out) == weight_bytes(whole_run("opt"))
+
+
+def test_the_hour_of_its_beginning_stays(whole_run, tmp_path):
+    out = copied(whole_run("opt"), tmp_path)
+    (out / "result.json").unlink()
+    env = json.loads((out / "env.json").read_text())
+    (out / "env.json").write_text(json.dumps(env | {"began": "long ago", "threads": -1}))
+    resume(out, quiet=True)
+    after = json.loads((out / "env.json").read_text())
+    assert (after["began"], after["threads"]) == ("long ago", 1)
+
+
+def test_a_finished_run_needs_no_checkpoints(whole_run, tmp_path):
+    """They may have been removed to make room: it must not begin again."""
+    out = copied(whole_run("opt"), tmp_path)
+    shutil.rmtree(out / "checkpoints")
+    before = metrics(out)
+    assert dataclasses.asdict(resume(out, quiet=True)) == result(out)
+    assert metrics(out) == before
+
+
 def test_auto_begins_where_there_is_no_run(cache, tmp_path):
     assert train(config("vit", tmp_path / "new", cache, max_steps=1), resume=True, quiet=True).steps == 1
     assert RunFolder(tmp_path / "new").finished
@@ -153,10 +186,11 @@ def test_auto_begins_where_there_is_no_run(cache, tmp_path):
 
 def test_patience_that_ended_stays_ended(cache, tmp_path):
     """Nothing is learned at rate 0: the second evaluation without gain ends it, and so it does after a kill."""
-    settings = dict(lr=0.0, patience=1, eval_steps=2, save_steps=2, max_steps=10)
+    settings = dict(lr=0.0, patience=1, eval_steps=2, save_steps=5, max_steps=10)
     run = config("stanhop", tmp_path / "whole", cache, **settings)
     found = train(run, quiet=True)
     assert (found.steps, found.stopped_early) == (4, True)
+    assert [p.name for p in (tmp_path / "whole" / "checkpoints").iterdir()] == ["checkpoint-4"]  # the last step
     out = copied(tmp_path / "whole", tmp_path)
     (out / "result.json").unlink()
     assert resume(out, quiet=True) == found

@@ -192,6 +192,11 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, cache):
         tmp_path.chmod(0o700)
 
 
+def test_a_folder_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert RunFolder("~/runs/a").path == tmp_path / "runs" / "a"
+
+
 def test_a_file_in_the_folders_place(tmp_path, cache):
     (tmp_path / "run").write_text("")
     with pytest.raises(ValueError, match="is a file"):

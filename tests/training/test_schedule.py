@@ -95,6 +95,10 @@ def test_linear_after_warm_up():
     assert rates(7, schedule="linear", warmup_steps=3) == pytest.approx([0.5, 1.0, 1.5, 2.0, 1.5, 1.0, 0.5])
 
 
+def test_linear_to_its_least():
+    assert rates(4, schedule="linear", min_lr=0.4) == pytest.approx([2.0, 1.6, 1.2, 0.8])
+
+
 def test_cosine_to_its_least():
     found = rates(6, schedule="cosine", warmup_steps=1, min_lr=0.4)
     by_hand = [0.4 + 1.6 * 0.5 * (1 + math.cos(math.pi * i / 5)) for i in range(5)]

@@ -24,8 +24,7 @@ BATCHES = {
 def trained(name, method, steps=2):
     """A model and its optimizer after some steps."""
     torch.manual_seed(0)
-    changes = {"d_series": 7} if name == "stanhop" else {}
-    model = presets.build(name, "tiny", method, **(SIZES[name] | changes)).train()
+    model = presets.build(name, "tiny", method, **SIZES[name]).train()
     optimizer = make_optimizer(model, resolve(RunConfig(model=name, data="x")).train, name == "opt")
     for _ in range(steps):
         model(**BATCHES[name]()).loss.backward()

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -363,6 +364,22 @@ def test_a_signal_checkpoints_and_ends(kind, step, whole_run, cache, tmp_path):
     resume(tmp_path / "a", quiet=True)
     assert weight_bytes(tmp_path / "a") == weight_bytes(whole_run("opt"))
     assert metrics(tmp_path / "a") == metrics(whole_run("opt"))
+
+
+def test_a_signal_to_all_processes_of_a_job(cache, tmp_path):
+    """Those that load data are needed to finish the step. The signal comes from without, as from a scheduler."""
+    send = "import os, signal, sys; [os.kill(int(who), signal.SIGTERM) for who in sys.argv[1:]]"
+
+    def everyone(*_):
+        loading = [str(process.pid) for process in multiprocessing.active_children()]
+        assert len(loading) == 1
+        subprocess.run([sys.executable, "-S", "-c", send, *loading, str(os.getpid())], check=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_call(patch, 6, everyone)
+        assert main(command(config("opt", tmp_path / "a", cache, workers=1), tmp_path)) == 130
+    assert RunFolder(tmp_path / "a").last_checkpoint().name == "checkpoint-6"
+    assert multiprocessing.active_children() == []
 
 
 def test_a_second_signal_ends_at_once(cache, tmp_path, monkeypatch):

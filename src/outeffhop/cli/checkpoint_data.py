@@ -15,6 +15,7 @@ from outeffhop.data import TASKS, Prepared, prepare, task_of
 from outeffhop.models.loading import load_checkpoint
 from outeffhop.outliers.saving import check_folder
 from outeffhop.training import RunFolder
+from outeffhop.training.checks import misfit
 
 __all__ = ["Source", "check", "load", "prepared_for", "without_labels"]
 
@@ -54,7 +55,12 @@ def load(
         if last is None:
             raise ValueError(f"the run in {checkpoint!r} has no checkpoint yet")
         checkpoint, data = str(last), data or config.data
-        samples = {"length": config.samples.length, "cache_dir": config.samples.cache_dir}
+        # the seed decides which tokens of the validation set are masked
+        samples = {
+            "length": config.samples.length,
+            "cache_dir": config.samples.cache_dir,
+            "seed": config.train.seed,
+        }
     if not Path(checkpoint).is_dir():
         raise ValueError(f"checkpoint {checkpoint!r} is not a folder: one of a run or of a saved model is needed")
     if data is None:
@@ -90,14 +96,12 @@ def prepared_for(model: PreTrainedModel, source: Source, tokenizer: str | None) 
     else:
         fields |= {"in_len": config.in_len, "out_len": config.out_len}
     prepared = prepare(source.data, task, **fields)
-    for name, wanted in prepared.changes.items():
-        has = getattr(config, name, wanted)
-        fits = wanted <= has if name in ("vocab_size", "num_labels") else wanted == has
-        unused = name.endswith("_id") or (name == "num_labels" and not has_task)
-        if isinstance(wanted, int) and not unused and not fits:
-            raise ValueError(
-                f"data={source.data!r} has {name}={wanted}, the model of {source.checkpoint!r} {has}: they do not fit"
-            )
+    unfit = misfit(prepared, config, has_task)
+    if unfit is not None:
+        name, wanted, has = unfit
+        raise ValueError(
+            f"data={source.data!r} has {name}={wanted}, the model of {source.checkpoint!r} {has}: they do not fit"
+        )
     return prepared, has_task
 
 

@@ -13,6 +13,7 @@ import torch.distributed
 import tyro
 
 from outeffhop.cli.console import print_error, print_json, print_table, speaks
+from outeffhop.outliers.saving import to_plain
 from outeffhop.training import Result, RunConfig, RunFolder
 from outeffhop.training import resume as resume_run
 from outeffhop.training import train as train_run
@@ -27,8 +28,11 @@ def command(arguments: Sequence[str]) -> Callable[..., None]:
 
 
 def _with_defaults(default: RunConfig) -> Callable[..., None]:
+    # of a mapping that is not empty tyro makes a flag for each name, and takes no others
+    without_changes = dataclasses.replace(default, changes={})
+
     def train(
-        run: Annotated[RunConfig, tyro.conf.arg(name="")] = default,
+        run: Annotated[RunConfig, tyro.conf.arg(name="")] = without_changes,
         config: Path | None = None,
         resume: Literal["never", "auto"] = "never",
         dry_run: bool = False,
@@ -45,6 +49,7 @@ def _with_defaults(default: RunConfig) -> Callable[..., None]:
             dry_run: print the resolved config and what it will cost; train nothing.
             json: print JSON instead of tables.
         """
+        run = dataclasses.replace(run, changes={**default.changes, **run.changes})
         if dry_run:
             _show_plan(run, as_json=json)
             return
@@ -107,12 +112,13 @@ def _interruptible(out: str) -> Iterator[None]:
 
 
 def _config_in(arguments: Sequence[str]) -> RunConfig:
+    found = None
     for at, word in enumerate(arguments):
         if word == "--config" and at + 1 < len(arguments):
-            return from_yaml(arguments[at + 1])
+            found = arguments[at + 1]
         if word.startswith("--config="):
-            return from_yaml(word.removeprefix("--config="))
-    return RunConfig()
+            found = word.removeprefix("--config=")
+    return RunConfig() if found is None else from_yaml(found)
 
 
 def _show_plan(run: RunConfig, as_json: bool) -> None:
@@ -142,7 +148,7 @@ def _show(result: Result, out: str, as_json: bool) -> None:
     if not speaks():
         return
     if as_json:
-        print_json(dataclasses.asdict(result))
+        print_json(to_plain(dataclasses.asdict(result)))
         return
     values: dict[str, Any] = {
         **result.metrics,

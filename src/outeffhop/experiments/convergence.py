@@ -38,6 +38,7 @@ _TRAIN = dict(
     optimizer="adam",
     weight_decay=0.0,
     schedule="linear",
+    min_lr=0.0,
     warmup_steps=0,
 )
 

@@ -137,7 +137,9 @@ class Patience(TrainerCallback):
         self.patience, self.metric, self.greater = patience, metric, greater_is_better
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        return self.on_evaluate(args, state, control)  # it may have ended before a kill
+        control = self.on_evaluate(args, state, control)  # it may have ended before a kill
+        control.should_save = False  # then it was saved
+        return control
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         values = [line[self.metric] for line in state.log_history if self.metric in line]
@@ -145,5 +147,5 @@ class Patience(TrainerCallback):
         if len(values) > self.patience:
             before, after = best(values[: -self.patience]), best(values[-self.patience :])
             if (after <= before) if self.greater else (after >= before):
-                control.should_training_stop = True
+                control.should_training_stop = control.should_save = True  # the last step is always saved
         return control

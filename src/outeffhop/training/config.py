@@ -10,6 +10,7 @@ import dataclasses
 import reprlib
 import types
 import typing
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -56,8 +57,8 @@ class TrainConfig:
         batch_size: samples of a step, over all devices and accumulation.
         accumulate: parts a device's share of a step is computed in; the update is the same.
         optimizer: adamw or adam.
-        schedule: linear or cosine to min_lr, or halved after every two epochs.
-        min_lr: where cosine ends.
+        schedule: linear or cosine to min_lr, or halved after every two epochs, five times.
+        min_lr: where linear and cosine end.
         warmup_steps: from 0 to lr.
         weight_decay: not on biases and LayerNorms (OPT: not on biases), gates and sinks.
         betas: of Adam.
@@ -228,14 +229,11 @@ def _fits(value: Any, option: Any) -> Any:
         plain = isinstance(value, dict) and all(
             isinstance(k, str) and isinstance(v, int | float | str) for k, v in value.items()
         )
-        return value if plain else None
+        return {k: _number_or_text(v) for k, v in value.items()} if plain else None
     if option is float:
-        # YAML reads 4e-4, without a dot, as a string
         if isinstance(value, str):
-            try:
-                return float(value)
-            except ValueError:
-                return None
+            found = _number_or_text(value)
+            return None if isinstance(found, str) else found
         try:
             return float(value) if _is_number(value) else None
         except OverflowError:  # a whole number beyond 1e308
@@ -245,6 +243,14 @@ def _fits(value: Any, option: Any) -> Any:
     if option in (bool, str):
         return value if isinstance(value, option) else None
     return None
+
+
+def _number_or_text(value: Any) -> Any:
+    """YAML reads 4e-4, without a dot, as a string; as a flag it is a number."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return float(value)
+    return value
 
 
 def _is_number(value: Any) -> bool:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from outeffhop.data import Prepared
+from outeffhop.training.checks import check_device, check_run
 from outeffhop.training.config import RunConfig
 from outeffhop.training.run import build
 
@@ -50,8 +51,9 @@ class Estimate:
 
 
 def estimate(config: RunConfig, prepared: Prepared) -> Estimate:
-    """Of a resolved config and its data, on the device here."""
+    """Of a resolved config and its data, on the device here; what could not be trained is refused as it is there."""
     train = config.train
+    check_device(train)
     batch_size = train.batch_size or 1
     part = max(batch_size // train.accumulate, 1)
     sample = prepared.collate([prepared.train[0]])
@@ -66,6 +68,7 @@ def estimate(config: RunConfig, prepared: Prepared) -> Estimate:
     held: list[Any] = []
     with nullcontext() if config.init else torch.device("meta"):  # a checkpoint's weights are read, and let go
         empty: Any = build(config, prepared.changes)
+        check_run(config, empty, prepared)
         empty.to("meta")
     with FakeTensorMode(allow_non_fake_inputs=True):
         # in evaluation mode: OPT asks a random number whether to drop a layer, and these tensors have no contents

@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
@@ -27,9 +27,10 @@ from outeffhop import __version__
 from outeffhop.data import Prepared, prepare
 from outeffhop.models import convert, model_summary, presets
 from outeffhop.models.loading import load_checkpoint
-from outeffhop.outliers.reading import read_as
+from outeffhop.outliers.reading import read_as, read_json
 from outeffhop.training.callbacks import Interrupt, Journal, Patience
 from outeffhop.training.card import CARD, model_card
+from outeffhop.training.checks import check_device, check_run
 from outeffhop.training.config import RunConfig, to_dict
 from outeffhop.training.processes import roll_call
 from outeffhop.training.rundir import RunFolder
@@ -92,9 +93,14 @@ def train(config: RunConfig, *, resume: bool = False, quiet: bool = False) -> Re
 
 
 def resume(path: str | Path, *, quiet: bool = False) -> Result:
-    """Goes on with the run in a folder from its last whole checkpoint, to the numbers it would have had."""
+    """Goes on with the run in a folder from its last whole checkpoint, to the numbers it would have had.
+
+    A finished run without checkpoints is left as it is, and says its numbers again.
+    """
     folder = RunFolder(path)
     config = dataclasses.replace(folder.config(), out=str(path))
+    if folder.finished and folder.last_checkpoint() is None:  # it would begin again
+        return Result.load(folder.path / "result.json")
     with folder.locked() if _rank() == 0 else nullcontext():
         return _run(config, folder, quiet, fresh=False)
 
@@ -102,8 +108,8 @@ def resume(path: str | Path, *, quiet: bool = False) -> Result:
 def prepare_data(config: RunConfig) -> Prepared:
     """The data of a resolved config."""
     samples = {k: v for k, v in dataclasses.asdict(config.samples).items() if v is not None}
-    if config.init is not None and "tokenizer" not in samples and (Path(config.init) / "tokenizer.json").is_file():
-        samples["tokenizer"] = config.init
+    if config.init is not None and TASK[config.model] in ("mlm", "clm") and "tokenizer" not in samples:
+        samples["tokenizer"] = config.init  # another one's ids would mean nothing to the weights
     return prepare(config.data, TASK[config.model], seed=config.train.seed, **samples)
 
 
@@ -115,7 +121,10 @@ def build(config: RunConfig, changes: dict[str, Any]) -> PreTrainedModel:
     if config.model in ("bert", "opt"):
         longest = presets.config(config.model, config.preset).max_position_embeddings
         changes = {**changes, "max_position_embeddings": max(longest, config.samples.length or 0)}
-    return presets.build(config.model, config.preset, config.method, **{**changes, **config.changes})
+    try:
+        return presets.build(config.model, config.preset, config.method, **{**changes, **config.changes})
+    except KeyError as error:  # an activation function by a name that transformers does not know
+        raise ValueError(f"changes={config.changes!r}: {error} is unknown") from None
 
 
 def _run(config: RunConfig, folder: RunFolder, quiet: bool, fresh: bool) -> Result:
@@ -135,19 +144,15 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: TrainingArguments,
         raise ValueError("train.fsdp=True shards over the processes of torchrun: start it with torchrun")
     with arguments.main_process_first(desc="data"):
         prepared = prepare_data(config)
-    if len(prepared.train) < (train.batch_size or 1):
-        raise ValueError(
-            f"data={config.data!r} has {len(prepared.train)} training samples, fewer than "
-            f"train.batch_size={train.batch_size}: choose a smaller batch, shorter samples or more data"
-        )
     set_seed(train.seed)
     model: Any = build(config, prepared.changes)
+    check_run(config, model, prepared)
     last = folder.last_checkpoint()
     if arguments.process_index == 0:  # nothing is wrong with the config: the run begins
         if fresh:
             folder.create(config)
         folder.clean()
-        folder.write_json("env.json", _environment(config, model, prepared, arguments))
+        folder.write_json("env.json", _began(folder) | _environment(config, model, prepared, arguments))
         folder.forget_after(json.loads((last / "progress.json").read_text())["lines"] if last else 0)
     if getattr(model.config, "use_cache", False):
         model.config.use_cache = False  # a cache serves generation, and breaks the graph of torch.compile
@@ -210,15 +215,12 @@ def _finish(trainer: RunTrainer, folder: RunFolder, config: RunConfig) -> Result
 def _arguments(config: RunConfig, folder: RunFolder) -> TrainingArguments:
     train = config.train
     world = int(os.environ.get("WORLD_SIZE", "1"))
+    check_device(train)
     on_cpu = train.device == "cpu" or not torch.cuda.is_available()
-    if train.device == "cuda" and on_cpu:
-        raise ValueError("train.device='cuda', but there is no CUDA device here: leave it out, or say cpu")
     # sharded weights have their precision from the sharding itself
     precision = {} if train.fsdp else {"bf16": train.precision == "bf16", "fp16": train.precision == "fp16"}
     if train.track != "none" and find_spec(train.track) is None:
         raise ValueError(f"train.track={train.track!r} is not installed: pip install 'outeffhop[tracking]'")
-    if train.precision == "fp16" and on_cpu:
-        raise ValueError("train.precision='fp16' needs a GPU: bf16 and fp32 serve on a CPU")
     settings: dict[str, Any] = dict(
         output_dir=str(folder.checkpoints),
         use_cpu=on_cpu,
@@ -293,7 +295,6 @@ def _environment(
     config: RunConfig, model: PreTrainedModel, prepared: Prepared, arguments: TrainingArguments
 ) -> dict[str, Any]:
     return {
-        "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "packages": {"outeffhop": __version__, **{name: version(name) for name in _PACKAGES}},
         "python": platform.python_version(),
         "device": "cpu" if arguments.use_cpu else torch.cuda.get_device_name(),
@@ -305,6 +306,13 @@ def _environment(
         "parameters": model_summary(model).parameters,
         "data": prepared.about,
     }
+
+
+def _began(folder: RunFolder) -> dict[str, str]:
+    """When the run was begun, however often it went on since."""
+    with suppress(OSError, ValueError, KeyError, TypeError):  # it was killed before the file was written
+        return {"began": read_json(folder.path / "env.json")["began"]}
+    return {"began": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
 
 
 def _revision() -> str | None:

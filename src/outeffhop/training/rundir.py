@@ -16,6 +16,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = Path(expanduser(path))  # a shell leaves --out=~/a as it is, and YAML has no home
         self.config_file = self.path / "config.yaml"
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"

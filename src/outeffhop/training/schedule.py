@@ -43,7 +43,7 @@ def make_optimizer(model: nn.Module, train: TrainConfig, decay_norms: bool) -> O
 
 
 def make_schedule(optimizer: Optimizer, train: TrainConfig, steps_per_epoch: int) -> LambdaLR:
-    """Linear or cosine after warm-up, or halved after every two epochs."""
+    """Linear or cosine to ``min_lr`` after warm-up, or halved after every two epochs."""
     return LambdaLR(optimizer, _factor(train, steps_per_epoch))
 
 
@@ -59,6 +59,6 @@ def _factor(train: TrainConfig, steps_per_epoch: int) -> Callable[[int], float]:
             return least + (1 - least) * 0.5 * (1 + math.cos(math.pi * done))
         if train.schedule == "halving":
             return 0.5 ** min(step // (2 * steps_per_epoch), 5)
-        return 1.0 - done
+        return least + (1 - least) * (1.0 - done)
 
     return factor

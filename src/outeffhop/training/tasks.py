@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
 from outeffhop.methods import Method
@@ -13,6 +14,7 @@ from outeffhop.models import presets
 from outeffhop.models.foreign import refuse_code
 from outeffhop.naming import did_you_mean
 from outeffhop.training.config import DataConfig, RunConfig, TrainConfig, from_dict, to_dict
+from outeffhop.training.rundir import RunFolder
 
 __all__ = ["TASK", "resolve", "paper_steps"]
 
@@ -76,6 +78,8 @@ def resolve(config: RunConfig) -> RunConfig:
     config = from_dict(to_dict(config))  # one made in Python is held to the same types as a file
     if not config.data:
         raise ValueError("data is missing: a spec such as builtin:text, or a path (`outeffhop data` lists them)")
+    if config.init is not None:
+        config = dataclasses.replace(config, init=_checkpoint(config.init))
     sizes = _sizes(config)
     method = config.method
     chosen = presets.method_for(config.model, method) if config.init is None else Method.parse(method)
@@ -92,6 +96,16 @@ def paper_steps(model: str) -> int:
     return int(_TRAIN[model, "paper"]["max_steps"])
 
 
+def _checkpoint(init: str) -> str:
+    """The folder of the checkpoint itself: a finished run's stands for its model."""
+    run = RunFolder(init)
+    if not run.exists or (run.path / "config.json").is_file():  # a checkpoint may have a config.yaml of others beside
+        return str(run.path)
+    if not run.finished:
+        raise ValueError(f"init={init!r} is a run that is not finished: name one of its checkpoints, or finish it")
+    return str(run.model)
+
+
 def _sizes(config: RunConfig) -> Any:
     """The config of the model to be trained: of its preset, or of the checkpoint it goes on from."""
     preset: PreTrainedConfig = presets.config(config.model, config.preset)
@@ -100,7 +114,10 @@ def _sizes(config: RunConfig) -> Any:
             near = did_you_mean(name, preset.to_dict())
             raise ValueError(f"changes.{name} is no field of {type(preset).__name__}{near}")
     if config.init is None:
-        return presets.config(config.model, config.preset, **config.changes)
+        try:
+            return presets.config(config.model, config.preset, **config.changes)
+        except StrictDataclassError as error:  # a field of another type, or fields that contradict each other
+            raise ValueError(f"changes={config.changes!r}: {' '.join(str(error).split())}") from None
     if config.changes:
         raise ValueError(f"changes={config.changes!r} cannot be made to init={config.init!r}, whose weights have sizes")
     refuse_code(Path(config.init) / "config.json")
@@ -126,8 +143,8 @@ def _samples(config: RunConfig, sizes: Any) -> DataConfig:
     else:
         recipe = dict(in_len=sizes.in_len, out_len=sizes.out_len)
     samples = _filled(config.samples, recipe)
-    if config.init is not None and samples.length is not None and samples.length > sizes.max_position_embeddings:
-        longest = sizes.max_position_embeddings
+    longest = getattr(sizes, "max_position_embeddings", None)
+    if config.init is not None and longest is not None and (samples.length or 0) > longest:
         raise ValueError(f"samples.length={samples.length}: init={config.init!r} has {longest} positions")
     return samples
 
@@ -145,6 +162,10 @@ def _check(train: TrainConfig) -> None:
         value = getattr(train, name)
         if not 0 <= value < float("inf"):
             raise ValueError(f"train.{name}={value}: a finite number, at least 0, is needed")
+    if train.lr and train.schedule != "halving" and (train.min_lr or 0.0) > train.lr:
+        raise ValueError(
+            f"train.min_lr={train.min_lr} is above train.lr={train.lr}: the rate would rise to it, lower min_lr as well"
+        )
     if train.betas is not None and not all(0 <= beta < 1 for beta in train.betas):
         raise ValueError(f"train.betas={train.betas}: numbers from 0 to below 1 are needed")
     if not 0 <= train.seed < 2**32:

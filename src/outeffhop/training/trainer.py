@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from outeffhop.data import Prepared, batches
 from outeffhop.outliers import measure
 from outeffhop.quantization.metrics import metric_for
 from outeffhop.training import state as kept
+from outeffhop.training.checks import chosen_tensors
 from outeffhop.training.config import TrainConfig
 from outeffhop.training.diagnosis import broken_weights, what_broke
 from outeffhop.training.rundir import RunFolder
@@ -24,6 +29,8 @@ from outeffhop.training.schedule import make_optimizer, make_schedule
 from outeffhop.training.sharding import Sharded
 
 __all__ = ["RunTrainer", "EpochSampler", "NotFinite"]
+
+_ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 class NotFinite(RuntimeError):
@@ -99,6 +106,11 @@ class RunTrainer(Trainer):
 
     def _get_train_sampler(self, *_: Any) -> EpochSampler:
         return self.sampler
+
+    def get_train_dataloader(self) -> Any:
+        loader: Any = super().get_train_dataloader()
+        loader.base_dataloader.worker_init_fn = partial(_begin_worker, loader.base_dataloader.worker_init_fn)
+        return loader
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
@@ -203,11 +215,9 @@ class RunTrainer(Trainer):
         """Max inf norm and average kurtosis now, and of every tensor looked at; into metrics.jsonl."""
         if self._last_report[0] == self.state.global_step:
             return self._last_report[1]
-        chosen: Any = self.settings.outlier_tensors
-        chosen = chosen if chosen in ("paper", "all") else [p.strip() for p in chosen.split(",")]
         limit = self.settings.outlier_batches
         share = list(batches(self.prepared.validation, self.prepared.eval_collate, self._eval_batch(), limit=limit))
-        report = measure(self.model, self._own(share), chosen, attention=False)
+        report = measure(self.model, self._own(share), chosen_tensors(self.settings), attention=False)
         self._last_report = self.state.global_step, report
         if self._measured == self.state.global_step:  # before a kill: its line is there
             return report
@@ -334,10 +344,26 @@ class RunTrainer(Trainer):
             kept.load_random_state(Path(checkpoint), self.args.process_index)
 
     def restore_loss(self) -> None:
-        """What was added up since the last line of metrics, as training begins again."""
+        """What was added up since the last line of metrics, as training goes on."""
         if self._restored is not None:
             self._tr_loss += self._restored["loss_since_log"]
             self._globalstep_last_logged = self._restored["last_logged"]
+            self.state.compute_steps(self.args, self.state.max_steps)  # how often it logs and saves may be new
+
+
+def _begin_worker(seed: Callable[[int], None], number: int) -> None:
+    """Signals end a worker of the loader only where they come from the process that trains: where a whole job is sent
+    one, that process finishes its step, and needs data for it."""
+    seed(number)
+    if hasattr(signal, "sigwaitinfo"):  # macOS has none
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        threading.Thread(target=_heed_parent, daemon=True).start()
+
+
+def _heed_parent() -> None:
+    while signal.sigwaitinfo(_ENDING).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:
