@@ -52,7 +52,10 @@ queue "${VIT:-3}" < <(
     # tokenised once, or each process would do it for itself
     "$python" -m outeffhop train --model opt --preset small --data "$data/prose" --out "$logs/none" --dry-run \
         > "$logs/tokens.log" 2>&1
-    queue "${BERT:-6}" < <(printf 'table1 1 bert-%s-0\n' $methods) &
+    queue "${BERT:-6}" < <(
+        printf 'table1 1 bert-%s-0\n' $methods
+        printf 'table1 3 bert-outeffhop-%s\ntable1 3 bert-vanilla-%s\n' 1 1 2 2
+    ) &
     queue "${OPT:-5}" < <(
         printf 'table1 3 opt-outeffhop-%s\ntable1 3 opt-vanilla-%s\n' 0 0 1 1 2 2
         printf 'table1 1 opt-%s-0\n' gated-outeffhop gated clipped-outeffhop clipped
@@ -74,5 +77,5 @@ cell table1 3 'opt-vanilla-*'
 cell table2 1 'ETTh1-24-*-0'
 cell beyond 1 'vanilla-0'
 cell convergence 1 'vanilla-0'
-cell training-outliers 3 '*-0' {opt,vit,stanhop}-{vanilla,outeffhop}-'*'
+cell training-outliers 3 '*-0' {bert,opt,vit,stanhop}-{vanilla,outeffhop}-'*'
 echo "done: $out/report.html"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from outeffhop.experiments import paper
 from outeffhop.experiments.experiment import Settings
 from outeffhop.experiments.registry import find
 
@@ -32,7 +33,7 @@ def test_every_cell_is_asked_for_by_its_name(tmp_path):
     for words in map(str.split, calls.read_text().splitlines()):
         if "reproduce" in words:
             asked.setdefault(words[3], []).extend(words[words.index("--only") + 1 :])
-    chief = [f"{model}-{method}-*" for model in ("opt", "vit", "stanhop") for method in ("vanilla", "outeffhop")]
+    chief = [f"{model}-{method}-*" for model in paper.NAMES for method in ("vanilla", "outeffhop")]
     wanted = {
         "table1": ["*-0", *chief],
         "training-outliers": ["*-0", *chief],

@@ -10,13 +10,14 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
 from outeffhop.outliers.reading import read_as
 from outeffhop.outliers.saving import to_plain
 
-__all__ = ["Cell", "Experiment", "Settings", "Table", "Figure", "Verdict", "Result", "check_data"]
+__all__ = ["Cell", "Experiment", "Settings", "Table", "Figure", "Verdict", "Result", "check_data", "chosen"]
 
 Scale = Literal["tiny", "small", "paper"]
 Values = dict[str, Any]
@@ -170,6 +171,11 @@ def check_name(what: str, name: str) -> None:
         raise ValueError(
             f"{what}={name!r}: letters, digits, dots, dashes and underscores are needed, no dot or dash first"
         )
+
+
+def chosen(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
+    """Those that are asked for by ``only``."""
+    return [cell for cell in cells if any(fnmatchcase(cell.key, pattern) for pattern in settings.only)]
 
 
 def check_data(experiment: Experiment, settings: Settings) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ __all__ = [
     "DATA",
     "SHORT",
     "finished",
+    "folders_of",
     "measured",
     "needs",
     "precision_of",
@@ -82,10 +83,13 @@ _PICTURES = 320  # an accuracy is a count: it needs more of them than a mean of 
 _TOKENS = 128  # a sample of these; of longer ones fewer batches are enough
 
 
-def needs(settings: Settings, models: Sequence[str] = tuple(CHIEF)) -> list[str]:
+def needs(settings: Settings, models: Iterable[str]) -> list[str]:
     """The folders of data that these models are trained on."""
-    found = (DATA[settings.scale][model] for model in models)
-    return sorted({spec.split("/")[0] for spec in found if not spec.startswith("builtin:")})
+    return folders_of(DATA[settings.scale][model] for model in models)
+
+
+def folders_of(specs: Iterable[str]) -> list[str]:
+    return sorted({spec.split("/")[0] for spec in specs if not spec.startswith("builtin:")})
 
 
 def steps_of(model: str, settings: Settings) -> int | None:
@@ -206,6 +210,7 @@ def measured(config: RunConfig, settings: Settings, split: str = "validation") -
         "batch": config.train.batch_size,
         "precision": config.train.precision,
         "data": _plain(config.data, settings),
+        "train_samples": len(prepared.train),  # a folder's name does not say how much of a corpus is in it
     }
 
 

@@ -17,13 +17,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from outeffhop.experiments.experiment import Cell, Experiment, Result, Settings, Values, check_data
+from outeffhop.experiments.experiment import Cell, Experiment, Result, Settings, Values, check_data, chosen
 from outeffhop.outliers.reading import read_json
 from outeffhop.outliers.saving import from_plain, to_plain, write_whole
 
@@ -44,7 +43,7 @@ def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] 
     folder = settings.out / experiment.name
     cells = list(experiment.cells(settings))
     done = _all_kept(experiment, settings)
-    asked = [cell for cell in cells if any(fnmatchcase(cell.key, pattern) for pattern in settings.only)]
+    asked = chosen(cells, settings)
     if not asked:
         raise ValueError(f"only={settings.only}: {experiment.name} has no such cell; there are {_some_keys(cells)}")
     if not experiment.partial and {cell.key for cell in cells} - {cell.key for cell in asked} - done.keys():

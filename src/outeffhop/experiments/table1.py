@@ -10,23 +10,23 @@ from typing import Any
 
 from outeffhop.experiments import beyond, drawing, paper
 from outeffhop.experiments.comparing import surplus
-from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
+from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict, chosen
 from outeffhop.experiments.models import (
     CHIEF,
     DATA,
     finished,
     measured,
-    needs,
     quantized,
     run_config,
     steps_of,
     steps_said,
 )
+from outeffhop.experiments.models import needs as needed_by
 from outeffhop.experiments.ranking import mean_std, shown
 from outeffhop.experiments.running import found_before
 from outeffhop.models import presets
 
-__all__ = ["EXPERIMENT", "by_method", "cells", "cut_verdict", "loss_verdict", "seeds_said"]
+__all__ = ["EXPERIMENT", "by_method", "cells", "cut_verdict", "loss_verdict", "models_of", "needs", "seeds_said"]
 
 Found = dict[tuple[str, str], list[Values]]  # (model, method) → a value of each seed
 
@@ -46,6 +46,10 @@ def cells(settings: Settings) -> list[Cell]:
     ]
 
 
+def needs(settings: Settings) -> list[str]:
+    return needed_by(settings, {cell.values["model"] for cell in chosen(cells(settings), settings)})
+
+
 def measure(cell: Cell, settings: Settings) -> Values:
     config = run_config(settings, cell.values["model"], cell.values["method"], cell.values["seed"])
     finished(config, settings)
@@ -61,9 +65,14 @@ def by_method(found: dict[str, Values], settings: Settings) -> Found:
     return grouped
 
 
+def models_of(grouped: Found) -> list[str]:
+    """Those measured, in the paper's order."""
+    return [model for model in paper.NAMES if any(m == model for m, _ in grouped)]
+
+
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
     grouped = by_method(found, settings)
-    tables = [_summary(grouped), *(_table(model, grouped) for model in paper.NAMES)]
+    tables = [_summary(grouped), *(_table(model, grouped) for model in models_of(grouped))]
     further = beyond.by_method(found_before(beyond.EXPERIMENT, settings), settings)
     if options := {method: values for method, values in further.items() if method not in paper.METHODS}:
         tables.append(_options(options))
@@ -88,13 +97,20 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
 
 def conditions(grouped: Found) -> Values:
     said = {"seeds": seeds_said(grouped)}
-    for model in paper.NAMES:
+    for model in models_of(grouped):
         runs = [value for (m, _), values in grouped.items() if m == model for value in values]
-        if runs:
-            numbers = "{data}: batches of {batch}, lr {lr:g}, {precision}".format(**runs[0])
-            said[paper.NAMES[model]] = f"{numbers}, steps: {steps_said([r['steps'] for r in runs])}"
+        numbers = "{data}: batches of {batch}, lr {lr:g}, {precision}".format(**runs[0])
+        steps = f"steps: {steps_said([r['steps'] for r in runs])}"
+        said[paper.NAMES[model]] = ", ".join([numbers, steps, *_samples_said(runs)])
     said["W8A8"] = "weights and activations per tensor, static; three calibration draws for every trained model"
     return said
+
+
+def _samples_said(runs: list[Values]) -> list[str]:
+    """How many samples the models learnt from; nothing of results kept before this was counted."""
+    counts = sorted({run["train_samples"] for run in runs if "train_samples" in run})
+    where = "" if all("train_samples" in run for run in runs) else " where counted"
+    return [f"of {' and '.join(f'{count:,}' for count in counts)} training samples{where}"] if counts else []
 
 
 def seeds_said(grouped: Found) -> str:
@@ -186,10 +202,11 @@ def _options(further: dict[str, list[Values]]) -> Table:
 
 def _draw(grouped: Found, folder: Path) -> None:
     """A row of panels for each model: kurtosis, inf norm, loss of W8A8; a bar for each method."""
-    figure, _ = drawing.new(10, 8.4, columns=3, rows=len(paper.NAMES))
+    models = models_of(grouped)
+    figure, _ = drawing.new(10, 2.1 * len(models), columns=3, rows=len(models))
     titles = ("avg kurtosis", "max inf norm", "W8A8 loss: {}")
     for i, axis in enumerate(figure.axes):
-        model, column = list(paper.NAMES)[i // 3], i % 3
+        model, column = models[i // 3], i % 3
         for at, method in enumerate(paper.METHODS):
             values, printed = grouped.get((model, method), []), paper.TABLE1[model, method]
             seen = [[v["kurtosis"] for v in values], [v["inf_norm"] for v in values], _losses(model, values)][column]
@@ -214,14 +231,20 @@ def _draw(grouped: Found, folder: Path) -> None:
 def _summary(grouped: Found) -> Table:
     columns = ["model", "kurtosis", "inf norm", "W8A8 loss, vanilla", "W8A8 loss, OutEffHop"]
     rows = []
-    for model, name in paper.NAMES.items():
+    for model in models_of(grouped):
         old, new = grouped.get((model, "vanilla"), []), grouped.get((model, "outeffhop"), [])
         before, after = paper.TABLE1[model, "vanilla"], paper.TABLE1[model, "outeffhop"]
         ours = [_percent(_cut(old, new, field)) if old and new else None for field in ("kurtosis", "inf_norm")]
         losses = [mean_std(_losses(model, values), 3) if values else None for values in (old, new)]
         printed = [_percent(1 - getattr(after, f) / getattr(before, f)) for f in ("kurtosis", "inf_norm")]
         rows.append(
-            [name, *ours, *losses, *printed, *(shown(_loss(model, p.full, p.w8a8), 3) for p in (before, after))]
+            [
+                paper.NAMES[model],
+                *ours,
+                *losses,
+                *printed,
+                *(shown(_loss(model, p.full, p.w8a8), 3) for p in (before, after)),
+            ]
         )
     return Table(
         "OutEffHop against vanilla",
@@ -254,7 +277,7 @@ def verdicts(grouped: Found) -> list[Verdict]:
             "maximum infinity norm", cuts["inf_norm"], paper.CLAIMED_INF_NORM_CUT, paper.cut("inf_norm"), whole
         ),
     ]
-    for model in paper.NAMES:
+    for model in models_of(grouped):
         runs = [grouped.get((model, m), []) for m in ("vanilla", "outeffhop")]
         old, new = (_losses(model, values) for values in runs)
         alone = all(len(values) == 1 for values in runs)

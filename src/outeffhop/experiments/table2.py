@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import mean
 
 from outeffhop.experiments import drawing, paper
-from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
-from outeffhop.experiments.models import finished, measured, run_config, steps_of, steps_said
+from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict, chosen
+from outeffhop.experiments.models import finished, folders_of, measured, run_config, steps_of, steps_said
 from outeffhop.experiments.ranking import mean_std
 
 __all__ = ["EXPERIMENT", "top_two", "top_two_verdict"]
@@ -182,7 +182,7 @@ def top_two_verdict(good: int, of: int) -> Verdict:
 
 
 def needs(settings: Settings) -> list[str]:
-    return [] if settings.scale == "tiny" else ["ett", "wth"]
+    return folders_of(FILES[cell.values["data"]] for cell in chosen(cells(settings), settings))
 
 
 EXPERIMENT = Experiment(

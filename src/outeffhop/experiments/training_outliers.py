@@ -10,7 +10,7 @@ from typing import Any
 from outeffhop.experiments import drawing, paper, table1
 from outeffhop.experiments.comparing import surplus
 from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
-from outeffhop.experiments.models import finished, needs, run_config
+from outeffhop.experiments.models import finished, run_config
 from outeffhop.experiments.ranking import mean_std
 from outeffhop.outliers.report import place_of
 from outeffhop.training import RunFolder
@@ -40,7 +40,7 @@ def curve_of(folder: RunFolder) -> Values:
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
     curves = table1.by_method(found, settings)
-    models = [m for m in paper.NAMES if any(m == model for model, _ in curves)]
+    models = table1.models_of(curves)
     _draw_methods(curves, models, folder)
     figures = [
         Figure(
@@ -110,8 +110,9 @@ def _late(curve: Values) -> float:
 
 
 def _draw_methods(curves: Curves, models: list[str], folder: Path) -> None:
-    figure, _ = drawing.new(10, 2.4 * len(models), columns=3, rows=len(models))
-    for axis, (model, pair) in zip(figure.axes, [(m, p) for m in models for p in PAIRS], strict=True):
+    pairs = [pair for pair in PAIRS if any((m, method) in curves for m in models for method in pair)]
+    figure, _ = drawing.new(1 + 3 * len(pairs), 2.4 * len(models), columns=len(pairs), rows=len(models))
+    for axis, (model, pair) in zip(figure.axes, [(m, p) for m in models for p in pairs], strict=True):
         for method in pair:
             for i, curve in enumerate(curves.get((model, method), [])):
                 name, width = (None, 0.8) if i else (method, 1.5)
@@ -204,6 +205,6 @@ EXPERIMENT = Experiment(
     table1.cells,
     measure,
     conclude,
-    needs,
+    table1.needs,
     partial=True,
 )
