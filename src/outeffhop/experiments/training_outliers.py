@@ -46,8 +46,8 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         Figure(
             "methods",
             "Maximum infinity norm over training (Figure 2)",
-            "Largest of all tensors the paper looks at. Left to right: plain, clipped, gated; with softmax and with "
-            "softmax1. A line for each seed.",
+            "Largest of all tensors the paper looks at. Left to right: plain, clipped, gated, as far as measured; with "
+            "softmax and with softmax1. A line for each seed.",
         )
     ]
     for name, title, caption, draw in (
@@ -111,7 +111,7 @@ def _late(curve: Values) -> float:
 
 def _draw_methods(curves: Curves, models: list[str], folder: Path) -> None:
     pairs = [pair for pair in PAIRS if any((m, method) in curves for m in models for method in pair)]
-    figure, _ = drawing.new(1 + 3 * len(pairs), 2.4 * len(models), columns=len(pairs), rows=len(models))
+    figure, _ = drawing.new(10, 2.4 * len(models), columns=len(pairs), rows=len(models))
     for axis, (model, pair) in zip(figure.axes, [(m, p) for m in models for p in pairs], strict=True):
         for method in pair:
             for i, curve in enumerate(curves.get((model, method), [])):
