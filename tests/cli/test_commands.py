@@ -19,6 +19,14 @@ def test_as_a_module():
     assert __version__ in done.stdout
 
 
+def test_a_reader_that_leaves_is_no_error():
+    with subprocess.Popen(
+        [sys.executable, "-m", "outeffhop", "methods"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as command:
+        command.stdout.close()
+        assert (command.stderr.read(), command.wait()) == (b"", 141)
+
+
 def test_doctor(capsys):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out

@@ -45,6 +45,17 @@ def test_best_and_second_best_are_marked(capsys):
     assert "NOT SEEN: claim\n    1 of 2" in out
 
 
+def test_what_is_not_measured_is_left_empty(capsys):
+    show(
+        Result(
+            "n", "Table 9", "about it", [Table("T", ["model", "error", "rank"], [["a", None, 3], ["b", 23341.5, 1]])]
+        )
+    )
+    out = capsys.readouterr().out
+    assert "None" not in out
+    assert "b      23342  1" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -54,9 +65,12 @@ def test_best_and_second_best_are_marked(capsys):
         (["energy", "--data", "nowhere"], "data='nowhere' is no folder"),
         (["mil", "--scale", "small"], "needs the folder 'mil'"),
         (["all", "--scale", "small"], "needs the folder"),
+        (["all", "--quick", "--only", "opt-*"], "only='opt-*': table2 has no such cell"),
+        (["energy", "--device", "banana"], "device='banana': cpu or cuda is needed"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_written(arguments, says, tmp_path, capsys):
-    assert main(["reproduce", *arguments, "--out", str(tmp_path / "results"), "--device", "cpu"]) == 2
+    device = [] if "--device" in arguments else ["--device", "cpu"]
+    assert main(["reproduce", *arguments, "--out", str(tmp_path / "results"), *device]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "results").exists()

@@ -39,6 +39,6 @@ def test_a_result_as_markdown():
         {"scale": "tiny"},
     )
     text = markdown_of(result, "pictures")
-    assert text.startswith("## Table 9\n\na\\|b\n\n`outeffhop reproduce x`; scale: tiny.\n\n- **not seen**: it is so")
+    assert text.startswith("## Table 9\n\na\\|b\n\nscale: tiny.\n\n- **not seen**: it is so")
     assert "![F](pictures/f.png)" in text
     assert "| a\\_b | **1** |\n| &lt;script&gt; | 3 |\n| c | <u>2</u> |" in text

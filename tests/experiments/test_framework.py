@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import platform
 import signal
@@ -116,10 +117,17 @@ def test_a_question_asked_otherwise_is_measured_anew(squares, tmp_path):
     )
     assert run(changed, Settings(out=tmp_path), quiet).conditions["sum"] == 100
     assert measured(tmp_path)[4:] == ["square-1"]
-    run(changed, Settings(out=tmp_path, quick=True), quiet)
-    assert measured(tmp_path)[5:] == ["square-0", "square-1"]
-    run(changed, Settings(out=tmp_path, scale="small"), quiet)
-    assert measured(tmp_path)[7:] == ["square-0", "square-1"]
+
+
+@pytest.mark.parametrize("other", [{"quick": True}, {"scale": "small"}])
+def test_cells_of_another_scale_or_of_a_trial_are_not_written_over(squares, tmp_path, other):
+    before = run(squares, Settings(out=tmp_path), quiet)
+    with pytest.raises(
+        ValueError, match=r"out='.*' holds cells of squares with scale='tiny', quick=False.*another out"
+    ):
+        run(squares, Settings(out=tmp_path, **other), quiet)
+    assert run(squares, Settings(out=tmp_path), quiet) == before
+    assert len(measured(tmp_path)) == 4
 
 
 def test_a_killed_experiment_goes_on_where_it_stopped(squares, tmp_path):
@@ -172,11 +180,31 @@ def test_some_cells_alone(squares, tmp_path):
     assert measured(tmp_path) == ["square-0", "square-1"]
     with pytest.raises(ValueError, match="squares needs all of its 4 cells"):
         run(squares, only, quiet)
-    with pytest.raises(ValueError, match=r"only=\('opt-\*',\): squares has no such cell; there are square-0, square-1"):
-        run(partial, dataclasses.replace(only, only=("opt-*",)), quiet)
+    with pytest.raises(ValueError, match=r"only='opt-\*': squares has no such cell; there are square-0, square-1"):
+        run(partial, dataclasses.replace(only, only=("square-*", "opt-*")), quiet)  # one that fits excuses no other
     rest = run(squares, dataclasses.replace(only, only=("square-2", "square-3")), quiet)  # with those there already
     assert rest.conditions["sum"] == 14
     assert "cells" not in rest.conditions
+
+
+def test_what_another_process_measured_meanwhile_is_in_the_result(squares, tmp_path):
+    partial = dataclasses.replace(squares, partial=True)
+
+    def measure(cell, settings):
+        run(partial, Settings(out=tmp_path, only=("square-0",)), quiet)
+        return squares.measure(cell, settings)
+
+    both = run(dataclasses.replace(partial, measure=measure), Settings(out=tmp_path, only=("square-1",)), quiet)
+    assert both.conditions["cells"] == "2 of 4 are measured"
+    assert both.conditions["sum"] == 1
+
+
+def test_cells_of_time_are_measured_one_at_a_time(squares, tmp_path):
+    here = []
+    alone = dataclasses.replace(squares, alone=True, measure=lambda cell, _: here.append(cell) or {"square": 1})
+    run(alone, Settings(out=tmp_path, workers=2), quiet)
+    assert len(here) == 4  # in this process
+    assert find("cost").alone
 
 
 def test_missing_data_is_said_before_anything_is_measured(squares, tmp_path):
@@ -225,6 +253,13 @@ def test_ranks_within_groups():
     table = Table("t", ["g", "m", "low", "high"], rows, {"low": "low", "high": "high"}, "g")
     # equal numbers share a rank; a group of equal numbers, or of one, has no best
     assert ranks(table) == {(0, 2): 1, (1, 2): 2, (2, 2): 2, (5, 3): 1, (4, 3): 2}
+    # after two that are best none is second, as in the paper's tables; nor is what is not finite
+    for rows, marked in (
+        ([[0.36], ["0.36 ± 0.1"], [0.376]], {(0, 0): 1, (1, 0): 1}),
+        ([[2.0], [math.inf], [1.0], [math.nan]], {(2, 0): 1, (0, 0): 2}),
+        ([[1.0], [math.inf]], {}),
+    ):
+        assert ranks(Table("t", ["low"], rows, {"low": "low"})) == marked
 
 
 def test_numbers_of_entries():
@@ -235,6 +270,8 @@ def test_numbers_of_entries():
     assert mean_std([1.0, 3.0]) == "2 ± 1.4"
     assert mean_std([0.25]) == "0.25"
     assert mean_std([-1.0, -3.0]) == "−2 ± 1.4"
+    assert mean_std([math.inf, 3.0]) == "inf"  # a perplexity beyond all bounds, in one seed of several
+    assert mean_std([math.nan, 3.0]) == "nan"
     assert number_of(mean_std([-1.0, -3.0])) == -2.0
 
 

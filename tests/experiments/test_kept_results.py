@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ def test_a_kept_result_is_what_its_cells_say(kept, tmp_path, monkeypatch):
     for cells in kept.parents[1].glob("*/cells"):  # an experiment may look at another's
         shutil.copytree(cells, tmp_path / cells.parent.name / "cells")
     seeds = max(map(int, re.findall(r"\d+", str(result.conditions.get("seeds", 1)))))
-    settings = Settings(scale, seeds, tmp_path, tmp_path / "data")
+    device = "cpu" if "CPU" in result.conditions["device"] else "cuda"  # nothing is measured: it need not be here
+    settings = Settings(scale, seeds, tmp_path, tmp_path / "data", device=device)
     for name in experiment.needs(settings):
         (tmp_path / "data" / name).mkdir(parents=True)
         for bags in mil.FILES if name == "mil" else ():  # which there are decides what is asked
@@ -33,7 +35,7 @@ def test_a_kept_result_is_what_its_cells_say(kept, tmp_path, monkeypatch):
     def nothing_is_measured(line):
         assert "are there already" in line
 
-    again = run(experiment, Settings(scale, seeds, tmp_path, tmp_path / "data", only=tuple(keys)), nothing_is_measured)
+    again = run(experiment, replace(settings, only=tuple(keys)), nothing_is_measured)
     assert json.loads(again.to_json()) == json.loads(kept.read_text())
     for figure in result.figures:
         assert (kept.parent / f"{figure.name}.svg").is_file()

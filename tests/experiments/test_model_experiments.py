@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from outeffhop.data import prepare
-from outeffhop.experiments import Result, Settings, paper, run
+from outeffhop.experiments import Result, Settings, drawing, paper, run
 from outeffhop.experiments import models as shared
 from outeffhop.experiments.beyond import Candidate, at_equal_perplexity, fold_verdict, lower_verdict
 from outeffhop.experiments.comparing import surplus
@@ -170,6 +170,20 @@ def test_training_outliers_come_from_the_runs_of_table1(table1):
     )
 
 
+@pytest.mark.filterwarnings("error")
+def test_layers_are_named_where_vanilla_is_not_measured(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(drawing, "save", lambda figure, folder, name: drawn.update({name: figure}))
+    curve = {"steps": [1, 2], "max_inf_norm": [1.0, 2.0], "tensors": {f"layers.{i}.fc": [1.0, 2.0] for i in range(3)}}
+    conclude = find("training-outliers").conclude
+    conclude({"opt-outeffhop-0": curve}, quick(tmp_path), tmp_path)
+    assert [text.get_text() for text in drawn["layers"].axes[0].get_legend().get_texts()] == [
+        f"layer {i}" for i in range(3)
+    ]
+    conclude({"opt-gated-0": curve}, quick(tmp_path), tmp_path)  # of which these two figures have nothing
+    assert [text.get_text() for text in drawn["layers"].axes[0].texts] == ["not measured"]
+
+
 W4A8 = ("W4A8", "W4A8, folded")
 BEYOND = ("outeffhop-0", "gated-outeffhop-gate-element-predictor-features-qk_norm-rms-0")
 
@@ -238,7 +252,66 @@ def test_cost_times_both_methods(tmp_path):
     assert result.tables[0].rows[0][5] == "not measured"  # the memory of a CPU
 
 
+def test_a_cost_is_of_its_device(tmp_path):
+    cells = {device: find("cost").cells(Settings(out=tmp_path, device=device)) for device in ("cpu", "cuda")}
+    assert all(cpu.values != gpu.values for cpu, gpu in zip(*cells.values(), strict=True))
+
+
 # made-up numbers
+
+
+def of_opt(kurtosis=10.0, perplexity=5.0, w8a8=(5.1, 5.2, 5.3), **others):
+    """What a cell of Table 1, OPT, finds."""
+    values = {"kurtosis": kurtosis, "inf_norm": 2 * kurtosis, "metrics": {"perplexity": perplexity}}
+    values |= {"w8a8": {"perplexity": list(w8a8)}, "parameters": 1000, "steps": 4, "data": "text", "lr": 1e-3}
+    return {**values, "batch": 8, "precision": "fp32", **others}
+
+
+def concluded(found, tmp_path, name="table1", seeds=3):
+    return find(name).conclude(found, dataclasses.replace(quick(tmp_path), seeds=seeds), tmp_path)
+
+
+def test_table1_is_drawn_where_numbers_are_not_finite(tmp_path):
+    broken = of_opt(math.nan, w8a8=[math.inf] * 3)
+    found = {
+        "opt-vanilla-0": of_opt(),
+        "opt-vanilla-1": broken,
+        "opt-outeffhop-0": of_opt(),
+        "opt-outeffhop-1": of_opt(),
+    }
+    result = concluded(found, tmp_path)
+    vanilla = next(row for row in result.tables[1].rows if row[0] == "vanilla")
+    assert vanilla[1:5] == ["nan", "nan", "5 ± 0", "inf"]
+    assert (tmp_path / "methods.png").is_file()
+
+
+def test_draws_of_one_model_are_no_match_for_seeds(tmp_path):
+    seeds = {f"opt-vanilla-{i}": of_opt(w8a8=[5.2 + i] * 3) for i in range(3)}
+    several = concluded({**seeds, "opt-outeffhop-0": of_opt()}, tmp_path).verdicts[2].numbers
+    assert several == "0.2 against 1.2 ± 1"
+    alone = concluded({"opt-vanilla-0": of_opt(), "opt-outeffhop-0": of_opt()}, tmp_path)
+    assert alone.verdicts[2].numbers.startswith("0.2 ± 0.1 against 0.2 ± 0.1, over calibration draws")
+    assert "over calibration draws where one seed is measured" in alone.tables[0].note
+
+
+def test_conditions_are_of_every_cell(tmp_path):
+    found = {"opt-vanilla-0": of_opt(), "opt-outeffhop-0": of_opt(precision="bf16")}
+    said = "text: batches of 8, lr 0.001, fp32; text: batches of 8, lr 0.001, bf16"
+    assert concluded(found, tmp_path).conditions["OPT"].startswith(said)
+    rounded = {f"W{n}A8{f}": [5.5] for n in (8, 4) for f in ("", ", folded")}
+    found = {f"vanilla-{i}": of_opt(rounded=rounded) for i in range(2)}
+    assert concluded(found, tmp_path, "beyond").conditions["seeds"] == 2
+    found["outeffhop-0"] = of_opt(rounded=rounded, precision="bf16")
+    conditions = concluded(found, tmp_path, "beyond").conditions
+    assert conditions["seeds"] == "1 to 2"
+    assert conditions["OPT"] == "text: 4 steps of 8, lr 0.001, fp32; text: 4 steps of 8, lr 0.001, bf16"
+    curves = {"loss": [[1, 2.0]], "accuracy": [[1, 50.0]], "batch": 8, "lr": 1e-3, "precision": "fp32"}
+    assert concluded({"vanilla-0": curves}, tmp_path, "convergence").conditions["seeds"] == 1
+    metrics = {"mse": 0.5, "mae": 0.5}
+    found = {f"synthetic-24-vanilla-{i}": of_opt(metrics=metrics, samples=64 + i) for i in range(2)}
+    said = concluded(found, tmp_path, "table2").conditions
+    assert (said["seeds"], said["learning rate"], said["batch"]) == (2, "0.001", "8")
+    assert said["split"] == "test, 64, 65 windows evenly spread over it"
 
 
 def candidates(**losses):
@@ -304,6 +377,8 @@ def test_ranks_of_made_up_forecasts():
     assert rank(means, "a", 24, "inf_norm") == 2
     assert rank(means, "a", 24, "mse") == 1  # equal numbers share the best rank
     assert top_two(means) == (1, 2)
+    means["a", 24, "outeffhop"]["mse"] = math.nan
+    assert rank(means, "a", 24, "mse") is None  # and not the best, because nothing is below it
     del means["a", 24, "gsh"]
     assert rank(means, "a", 24, "kurtosis") is None
     assert top_two(means) == (0, 0)
@@ -326,7 +401,8 @@ def test_top_two_verdict(good, of, said):
 
 @pytest.mark.parametrize(
     ("cuts", "said"),
-    [([0.5, 0.0], "confirmed"), ([0.3, 0.1], "not seen"), ([0.5, -0.6], "contradicted"), ([], "not measured")],
+    [([0.5, 0.0], "confirmed"), ([0.3, 0.1], "not seen"), ([0.5, -0.6], "contradicted"), ([], "not measured")]
+    + [([0.5, bad], "not measured") for bad in (math.nan, math.inf, -math.inf)],
 )
 def test_cut_verdict(cuts, said):
     assert cut_verdict("kurtosis", cuts, 0.22, 0.5).verdict == said
@@ -414,6 +490,8 @@ def test_larger_scales_name_the_data_they_need(scale):
         ("table2", "*", ["ett", "wth"]),
         ("table2", "ETTh1-24-*", ["ett"]),
         ("table2", "WTH-*", ["wth"]),
+        ("memory-capacity", "*", ["mnist", "cifar10"]),
+        ("noise-robustness", "mnist-*", ["mnist"]),
     ],
 )
 def test_cells_asked_for_need_their_own_data_alone(name, only, needed):

@@ -67,7 +67,7 @@ def test_a_run_with_its_bar(whole, backwards, monkeypatch, tmp_path):
     assert not re.search(r"(?<!e)-\d", screen.getvalue())  # no negative time, nor speed
     speeds = [v for line in RunFolder(tmp_path / "run").metrics() for k, v in line.items() if k.endswith("_per_second")]
     assert speeds
-    assert all(speed > 0 for speed in speeds)
+    assert all(0 < speed < 1e6 for speed in speeds)  # by a clock that stood still it would be any number
 
 
 def test_the_last_checkpoint_is_the_one_of_most_steps(whole, backwards, tmp_path):

@@ -244,6 +244,22 @@ def test_what_was_wrong_once(arguments, dtype, backend):
         assert torch.allclose(truth, expected)
 
 
+def test_tensors_no_kernel_takes_are_named():
+    plain = torch.ones(1, 1, 2, 2)
+    ragged = torch.nested.nested_tensor([plain[0, 0], plain[0, 0, :1]])
+    for odd in (plain.to(torch.float8_e4m3fn), plain.to_sparse(), ragged):
+        with pytest.raises(TypeError, match="query "):
+            attention(odd, odd, odd)
+    with pytest.raises(TypeError, match="value "):
+        attention(plain, plain, plain.to_sparse())
+
+
+@pytest.mark.parametrize("name", ["scale", "sink", "dropout_p"])
+def test_a_whole_number_beyond_every_float(name):
+    with pytest.raises(ValueError, match=f"{name}="):
+        attention(*[torch.ones(1, 1, 2, 2)] * 3, **{name: 10**400})
+
+
 @pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf])
 def test_a_scale_that_is_none(scale):
     with pytest.raises(ValueError, match="scale="):

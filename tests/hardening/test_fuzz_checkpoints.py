@@ -102,6 +102,38 @@ def test_an_index_of_any_bytes(checkpoint, whole, content):
 
 
 @pytest.fixture(scope="module")
+def sharded(checkpoint, whole, tmp_path_factory):
+    """The same without a model.safetensors, which transformers would read before any index."""
+    restore(checkpoint, whole)
+    folder = tmp_path_factory.mktemp("sharded")
+    load_checkpoint(checkpoint).save_pretrained(folder, max_shard_size="20KB")
+    assert not (folder / "model.safetensors").exists()
+    return folder, contents(folder)
+
+
+@cases(20)
+@given(st.data())
+def test_a_damaged_index_and_damaged_shards(sharded, whole, checkpoint, data):
+    folder, parts = sharded
+    restore(folder, parts)
+    name = data.draw(st.sampled_from(sorted(n for n in parts if n.startswith("model"))))
+    content = parts[name]
+    if name.endswith("index.json") and data.draw(st.booleans()):
+        index = json.loads(content)
+        weight = data.draw(st.sampled_from(sorted(index["weight_map"])))
+        index["weight_map"][weight] = data.draw(VALUES | st.sampled_from(sorted(parts)))
+        damaged = json.dumps(index).encode()
+    else:
+        damaged = data.draw(bytes_like(content[:4000]) | bytes_like(content), label="damaged")
+    (folder / name).write_bytes(damaged)
+    found = outcome(lambda: load_checkpoint(folder), str(folder))
+    if not refused(found) and name.endswith("index.json"):  # then no weight is another than was saved
+        restore(checkpoint, whole)
+        truth = load_checkpoint(checkpoint).state_dict()
+        assert all(torch.equal(tensor, truth[key]) for key, tensor in found.state_dict().items())
+
+
+@pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer(iter(TEXTS), 300).save_pretrained(folder)
@@ -248,6 +280,7 @@ def test_a_damaged_model_by_the_command_line(run, tmp_path_factory, name, data):
         ({"num_hidden_layers": 1}, "has layers that its config.json does not ask for"),
         ({"num_hidden_layers": 10**8}, "num_hidden_layers=100000000, but the weights are"),
         ({"num_attention_heads": 0}, "does not fit"),
+        ({"num_attention_heads": -2}, "num_attention_heads=-2 cannot be negative"),
         ({"pad_token_id": 10**6}, "does not fit"),
         ({"hidden_size": None}, "hidden_size"),
         ({"dtype": "float77"}, "float77"),
@@ -275,6 +308,10 @@ def test_two_tokens_of_one_id_and_an_id_left_out(tokenizer):
     vocabulary["a"] = vocabulary["b"]
     (folder / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="one id"):
+        load_tokenizer(folder)
+    vocabulary["a"] = 65536  # a model would have to know all ids below it
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="ids up to 65536: is it damaged"):
         load_tokenizer(folder)
     (folder / "tokenizer.json").write_text("no JSON")
     with pytest.raises(ValueError, match="cannot be read"):

@@ -13,7 +13,17 @@ from outeffhop import OutEffHop, OutEffHopLayer, OutEffHopPooling, methods
 from outeffhop.nn import Gate, OutEffHopEncoderLayer
 
 SEEDS = st.integers(0, 2**16)
-METHODS = st.sampled_from(methods())
+OPTIONS = [  # beyond the paper
+    "outeffhop(sink=learned, qk_norm=rms)",
+    "gated(gate=element)",
+    "gated(gate=element, predictor=mlp)",
+    "gated(gate=head, predictor=features)",
+    "gated-outeffhop(sink=learned, gate=element, predictor=features, qk_norm=rms)",
+    "clipped-outeffhop(n=2, qk_norm=rms)",
+    "gsh(qk_norm=rms)",
+    "polynomial(qk_norm=rms)",
+]
+METHODS = st.sampled_from([*methods(), *OPTIONS])
 
 
 def tensors(shape, seed, dtype=torch.float64):
@@ -154,6 +164,27 @@ def test_a_size_below_one(arguments):
         OutEffHop(**arguments)
 
 
+@pytest.mark.parametrize("value", ["4", 4.0, True])
+@pytest.mark.parametrize("name", ["embed_dim", "num_heads", "kdim", "head_dim", "out_dim"])
+def test_a_size_of_a_wrong_type_is_named(name, value):
+    with pytest.raises(TypeError, match=f"{name}="):
+        OutEffHop(**{"embed_dim": 4, "num_heads": 2, name: value})
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_inputs_of_a_wrong_type_are_named(name, batch_first):
+    layer = OutEffHop(4, 2, batch_first=batch_first)
+    right = dict.fromkeys(("query", "key", "value"), torch.ones(2, 3, 4))
+    for wrong in (torch.ones(2, 3, 4).half(), torch.ones(2, 3, 4).double(), torch.ones(2, 3, 4).long(), [[1.0]], "x"):
+        with pytest.raises(TypeError, match=f"{name} "):
+            layer(**right | {name: wrong})
+    with pytest.raises(TypeError, match="attn_mask is a str"):
+        layer(**right, attn_mask="x")
+    with torch.autocast("cpu", torch.bfloat16):  # which brings them together
+        assert torch.isfinite(layer(**right | {name: torch.ones(2, 3, 4).bfloat16()})[0]).all()
+
+
 SHAPES = st.lists(st.integers(0, 4), max_size=4)
 
 
@@ -194,7 +225,14 @@ def test_whatever_is_fed_is_answered_or_refused(query, key, value, padding, mask
 
 
 @cases(15)
-@given(SIZES, SIZES, st.sampled_from(["gated", "gated(gate=head)", "gated(gate=constant)", "gated(predictor=mlp)"]))
+@given(
+    SIZES,
+    SIZES,
+    st.sampled_from(
+        ["gated", "gated(gate=head)", "gated(gate=constant)", "gated(predictor=mlp)", "gated(predictor=features)"]
+        + [method for method in OPTIONS if method.startswith("gated")]
+    ),
+)
 def test_gates_of_any_size(embed_dim, num_heads, method):
     from outeffhop.methods import Method
 
@@ -205,7 +243,7 @@ def test_gates_of_any_size(embed_dim, num_heads, method):
     assert torch.allclose(openings, torch.full_like(openings, 0.25))
 
 
-@pytest.mark.parametrize("method", methods())
+@pytest.mark.parametrize("method", [*methods(), *OPTIONS])
 def test_an_encoder_layer_with_every_key_masked(method):
     layer = OutEffHopEncoderLayer(8, 2, 16, method=method, batch_first=True).eval()
     out = layer(torch.ones(1, 3, 8), src_key_padding_mask=torch.ones(1, 3, dtype=torch.bool))

@@ -1,6 +1,8 @@
 """HopfieldMemory at every β, size and model: numbers that obey the theory, or an error that names the argument."""
 
 import math
+import os
+import stat
 
 import pytest
 import torch
@@ -215,3 +217,24 @@ def test_a_wrong_type_is_named(arguments, name):
     beta = arguments.pop("beta", 1.0)
     with pytest.raises(TypeError, match=name):
         HopfieldMemory(torch.eye(3), beta).retrieve(torch.ones(3), **arguments)
+
+
+def test_patterns_without_values_and_a_beta_beyond_every_float():
+    for odd in (torch.eye(3).to_sparse(), torch.eye(3, device="meta")):
+        with pytest.raises(TypeError, match="patterns is "):
+            HopfieldMemory(odd, 1.0)
+    with pytest.raises(ValueError, match="beta="):
+        HopfieldMemory(torch.eye(3), 10**400)
+
+
+def test_a_memory_takes_no_devices_place(tmp_path):
+    """A pipe here; for root, /dev/null would be a plain file from then on."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="is a device or a pipe"):
+        HopfieldMemory(torch.eye(3), 1.0).save(tmp_path / "pipe")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_a_memory_that_cannot_be_written_says_where():
+    with pytest.raises(OSError, match="path='/proc/x' could not be written"):
+        HopfieldMemory(torch.eye(3), 1.0).save("/proc/x")

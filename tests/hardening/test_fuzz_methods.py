@@ -13,8 +13,12 @@ from outeffhop.quantization import Scheme
 from outeffhop.quantization.schemes import SCHEMES
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.integers(-5, 5)
-WORDS = st.sampled_from(["learned", "fixed", "token", "head", "constant", "linear", "mlp", "features", "none", ""])
-PARAMETERS = st.sampled_from(["n", "sink", "gamma", "zeta", "alpha", "gate", "predictor", "init", "order", "beta"])
+WORDS = st.sampled_from(
+    ["learned", "fixed", "token", "element", "head", "constant", "linear", "mlp", "features", "none", "rms", ""]
+)
+PARAMETERS = st.sampled_from(
+    ["n", "sink", "gamma", "zeta", "alpha", "gate", "predictor", "init", "order", "beta", "qk_norm"]
+)
 
 
 @st.composite

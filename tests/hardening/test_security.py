@@ -8,6 +8,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
+import torch
 from forbidden import forbidden
 from safetensors.torch import load_file, save_file
 
@@ -319,6 +320,24 @@ def test_an_index_cannot_name_weights_of_another_folder(tmp_path):
             load_checkpoint(tmp_path / "a")
 
 
+def test_a_config_cannot_name_other_weights(run, bomb, tmp_path):
+    """transformers has a field for that, by which it would read a pickle, and an index that was not looked at."""
+    model = load_checkpoint(run / "model")
+    folder = tmp_path / "a"
+    model.save_pretrained(folder)
+    torch.save(model.state_dict(), folder / "adapter_model.bin")
+    shards = dict.fromkeys(load_file(folder / "model.safetensors"), "../b/model.safetensors")
+    (folder / "x.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    model.save_pretrained(tmp_path / "b")
+    names = ("adapter_model.bin", "x.safetensors.index.json", "../b/model.safetensors", "b.safetensors", 3, [], None)
+    for name in names:
+        change(folder / "config.json", transformers_weights=name)
+        with pytest.raises(ValueError, match=r"config\.json: transformers_weights=.* alone are read"):
+            load_checkpoint(folder)
+    change(folder / "config.json", transformers_weights="model.safetensors")
+    load_checkpoint(folder)
+
+
 # Pages show names, whatever they are
 
 EVIL = [
@@ -368,7 +387,9 @@ def outliers_of(word):
     def tensor(name):
         return TensorStats(name, 1, 1, 8, 3.0, 3.0, 3.0, 3.0, 3.0, 1, 8, 1, (), (Channel(5, 1, 2.0),), True)
 
-    tensors = [tensor(f"{word}.layers.{i}.{word}") for i in range(2)] + [tensor(word)]
+    # the last is of one layer alone, and leaves a hole in the map
+    names = [*(f"{word}.layers.{i}.{word}" for i in range(2)), word, f"{word}.layers.0.alone{word}"]
+    tensors = [tensor(name) for name in names]
     heads = [HeadStats(f"{word}.layers.{i}.x{word}", 4, (0.25,), (0.5,), (0.1,), (0.75,)) for i in range(2)]
     return outlier_page(OutlierReport(word, word, 1, "paper", (1,), tuple(tensors), tuple(heads)), word)
 

@@ -330,6 +330,12 @@ def test_the_extra_is_named_where_it_is_missing(missing, monkeypatch, tmp_path):
     assert int8_export._TELEMETRY not in sys.modules
 
 
+def test_the_command_exports_no_other_bits(tmp_path, capsys):
+    call = ["quantize", str(tmp_path), "--int8", "--bits", "W4A8", "--out", str(tmp_path / "out")]
+    assert main(call) == 2
+    assert "bits='W4A8' with int8" in capsys.readouterr().err
+
+
 @installed
 @pytest.mark.slow
 def test_the_command(tmp_path, capsys):

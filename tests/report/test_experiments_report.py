@@ -11,6 +11,8 @@ import pytest
 
 from outeffhop.experiments import Figure, Result, Table, Verdict, drawing
 from outeffhop.report import write_report
+from outeffhop.report.experiments import text_of
+from outeffhop.report.markdown import markdown_of
 
 RESULTS = Path(__file__).parents[2] / "results"
 EVIL = "<script>alert('1 & 2')</script>"
@@ -124,6 +126,28 @@ def test_no_result_and_a_broken_one_are_refused(tmp_path):
     (tmp_path / "table1" / "result.json").write_text("{}")
     with pytest.raises(ValueError, match=r"result\.json is no result"):
         write_report(tmp_path)
+
+
+def test_a_training_run_beside_the_experiments_is_passed_over(tmp_path):
+    make(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("model: opt\n")
+    (tmp_path / "run" / "result.json").write_text('{"steps": 4}')
+    assert "of-table1" in write_report(tmp_path).read_text()
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [(None, ""), (23341.5, "23342"), (0.12345, "0.1235"), (1.5e30, "1.5e+30"), (float("inf"), "inf"), (7, "7")],
+)
+def test_an_entry_is_as_long_as_can_be_read(entry, text):
+    assert text_of(entry) == text
+
+
+def test_markdown_names_a_command_that_there_is(tmp_path):
+    said = {name: markdown_of(make(tmp_path, name), "pictures") for name in ("table1", "demo")}
+    assert "`outeffhop reproduce table1`; scale: tiny" in said["table1"]
+    assert "reproduce" not in said["demo"]
 
 
 SEEN = """<script>

@@ -13,6 +13,7 @@ __all__ = ["Call", "prepare"]
 
 # A scale below it is 0 to the kernels, which compute in float32.
 _SMALLEST = torch.finfo(torch.float32).tiny
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # those of 8 bits no kernel multiplies
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,10 @@ def _autocast(query: Tensor, *others: Any) -> tuple[Any, ...]:
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, t in (("query", query), ("key", key), ("value", value)):
-        if not t.is_floating_point():
-            raise TypeError(f"{name} has dtype {t.dtype}: a floating point tensor is needed")
+        if t.dtype not in _DTYPES:
+            raise TypeError(f"{name} has dtype {t.dtype}: a floating point tensor of 16 bits or more is needed")
+        if t.is_nested or t.layout != torch.strided:
+            raise TypeError(f"{name} is nested or of layout {t.layout}: a dense tensor is needed")
         if t.dtype != query.dtype:
             raise TypeError(f"{name} has dtype {t.dtype} and query {query.dtype}: bring them to one dtype")
         if t.device != query.device:
@@ -204,6 +207,8 @@ def _check_sink(sink: float | Tensor, query: Tensor) -> float | Tensor:
 def _number(name: str, value: Any) -> float:
     try:
         return float(value)
+    except OverflowError:  # a whole number beyond 1e308
+        return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: a number is needed") from None
 

@@ -74,6 +74,8 @@ def load(
     except (RuntimeError, AssertionError) as error:
         first = str(error).splitlines()[0]
         raise ValueError(f"device={device!r} cannot be used here: {first}; 'cpu' can") from error
+    if model.device.type == "meta":
+        raise ValueError(f"device={device!r} holds shapes alone, and nothing to measure: leave it out, or say cpu")
     return model, Source(checkpoint, data, {k: v for k, v in samples.items() if v is not None})
 
 
@@ -90,6 +92,8 @@ def prepared_for(model: PreTrainedModel, source: Source, tokenizer: str | None) 
     if task in ("mlm", "clm"):
         length = fields.get("length", 128)
         longest = getattr(config, "max_position_embeddings", None) or length
+        if fields.get("length", 0) > longest:  # cut, the numbers would be of another length than was asked for
+            raise ValueError(f"length={length}: the model of {source.checkpoint!r} has {longest} positions")
         fields |= {"tokenizer": _tokenizer_folder(source.checkpoint, tokenizer), "length": min(length, longest)}
     elif task == "classification":
         fields |= {"image_size": config.image_size}

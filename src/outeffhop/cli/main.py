@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -152,12 +154,12 @@ def quantize(
     Args:
         checkpoint: folder of a run, or of a saved model.
         data: as for `outeffhop data`, by default the run's.
-        bits: of weights and activations.
-        scheme: the paper's, Linear layers alone, or a rival.
-        range: of activations; by default as the scheme has it.
-        calibration_batches: of training data, anew for each seed.
+        bits: of weights and activations, 2 to 16 each, as W4A8.
+        scheme: all the paper quantizes, Linear layers alone, or a rival.
+        range: of activations; by default running (smoothquant: minmax).
+        calibration_batches: of training data, drawn anew for each seed.
         batch_size: of calibration and measurement.
-        seeds: how many calibration draws.
+        seeds: how many calibration draws; mean ± std.
         length: text: tokens of a sample; by default the run's, or 128.
         tokenizer: its folder, where the checkpoint has none.
         limit: measure on this many batches; all if left out.
@@ -256,7 +258,9 @@ def resume(run: _Folder, json: bool = False) -> None:
     go_on(Path(run), json)
 
 
-def runs(folder: _Folder = "runs", json: bool = False) -> None:
+def runs(
+    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER]")] = "runs", json: bool = False
+) -> None:
     """The runs under a folder, with their metrics.
 
     Example: outeffhop runs runs
@@ -291,7 +295,7 @@ def reproduce(
         scale: tiny is two CPU cores, small one GPU, paper the paper's.
         seeds: how many; the memory experiments have ten but for a tiny scale.
         out: folder for results, figures and report.html; what is measured there already is not measured again.
-        data: folder with the public data sets (mnist/, cifar10/, ett/, ...).
+        data: folder with the public data sets (prose/, cifar10/, mnist/, ett/, wth/, mil/), for all but a tiny scale.
         workers: cells measured at the same time.
         device: cuda if there is one, else cpu.
         quick: cut down to seconds, to see that it runs; the numbers mean nothing.
@@ -307,8 +311,10 @@ def reproduce(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Runs one command. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 unread."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not know α, nor a file's name be UTF-8
     if given[:1] in (["-h"], ["--help"]):
         print(_overview())
         return 0
@@ -326,6 +332,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print_error(error)
         return 2
+    except BrokenPipeError:  # who reads has read enough, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains of it at its end
+        return 141
     except (OSError, RuntimeError) as error:
         print_error(error)
         return 1

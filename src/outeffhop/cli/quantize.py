@@ -51,7 +51,7 @@ def run(
     counts = dict(calibration_batches=calibration_batches, batch_size=batch_size, seeds=seeds)
     check(out, **counts, length=length, limit=limit)
     if int8:
-        _check_int8(out)
+        _check_int8(out, scheme)
     model, source = load(checkpoint, device, data, length, trust_remote_code)
     prepared, has_task = prepared_for(model, source, tokenizer)
     keep = dict if has_task else without_labels
@@ -87,8 +87,10 @@ def _tell_card(checkpoint: str, out: Path) -> None:
         write_card(run)
 
 
-def _check_int8(out: Path | None) -> None:
+def _check_int8(out: Path | None, scheme: Scheme) -> None:
     """What would fail at the end is said at the start."""
+    if scheme.bits != "W8A8":
+        raise ValueError(f"bits={scheme.bits!r} with int8: what is exported has 8 bits; leave out one of the two")
     if out is None:
         raise ValueError("--int8 writes the exported model: give a folder by --out")
     if (out / _INT8).exists():

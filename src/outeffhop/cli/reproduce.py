@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from outeffhop.cli.console import print_json, print_table
-from outeffhop.experiments.experiment import Result, Scale, Settings, Table, check_data
+from outeffhop.experiments.experiment import Result, Scale, Settings, Table, check_data, check_only
 from outeffhop.experiments.ranking import ranks
 from outeffhop.experiments.registry import NAMES, find
+from outeffhop.experiments.running import check_out
 from outeffhop.experiments.running import run as run_experiment
 from outeffhop.outliers.saving import check_folder
+from outeffhop.report.experiments import text_of, write_report
 
 __all__ = ["list_experiments", "run", "settings_of"]
 
@@ -47,18 +48,20 @@ def settings_of(
     check_folder(out)
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device.startswith("cuda") and not torch.cuda.is_available():
+    elif device not in ("cpu", "cuda"):
+        raise ValueError(f"device={device!r}: cpu or cuda is needed; CUDA_VISIBLE_DEVICES chooses among several GPUs")
+    elif device == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={device!r}: there is no CUDA device here; cpu is the remedy")
     return Settings(scale, seeds, out, data, workers, device, quick, only or ("*",))
 
 
 def run(name: str, settings: Settings, as_json: bool) -> None:
     """One experiment, or all; the page is written anew after each, so that what is done can be seen."""
-    from outeffhop.report.experiments import write_report
-
     chosen = [find(n) for n in (NAMES if name == "all" else (name,))]
-    for experiment in chosen:  # before hours of the first: the last may lack its data
+    for experiment in chosen:  # before hours of the first: the last may lack its data, or the cells asked for
         check_data(experiment, settings)
+        check_only(experiment, settings)
+        check_out(experiment, settings)
     results = []
     for experiment in chosen:
         result = run_experiment(experiment, settings, lambda line: print(line, file=sys.stderr))
@@ -77,20 +80,16 @@ def show(result: Result) -> None:
         _show_table(table)
     for verdict in result.verdicts:
         print(f"{verdict.verdict.upper()}: {verdict.claim}\n    {verdict.numbers}")
-    print_table("\nConditions", ("", ""), [(str(k), _text(v)) for k, v in result.conditions.items()])
+    print_table("\nConditions", ("", ""), [(str(k), text_of(v)) for k, v in result.conditions.items()])
 
 
 def _show_table(table: Table) -> None:
     marked = ranks(table)
     rows = [
-        [_text(entry) + _MARKS.get(marked.get((i, j), 0), "") for j, entry in enumerate(row)]
+        [text_of(entry) + _MARKS.get(marked.get((i, j), 0), "") for j, entry in enumerate(row)]
         for i, row in enumerate(table.rows)
     ]
     print_table(table.title, list(table.columns), rows)
     if marked:
         print("  * best, + second best" + (f" for each {table.group}" if table.group else ""))
     print(f"  {table.note}\n" if table.note else "")
-
-
-def _text(entry: Any) -> str:
-    return f"{entry:.4g}" if isinstance(entry, float) else str(entry)

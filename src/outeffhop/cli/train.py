@@ -72,7 +72,9 @@ usage: outeffhop train --data SPEC --out FOLDER [options]
 
 Example: outeffhop train --model opt --method outeffhop --data builtin:text --out runs/a
 
-  --model bert|opt|vit|stanhop     --preset tiny|small|paper     --method NAME (outeffhop methods)
+  --model bert|opt|vit|stanhop     opt, if left out
+  --preset tiny|small|paper        its size; tiny, if left out
+  --method NAME    how it attends (outeffhop methods); outeffhop, if left out
   --data SPEC      what to learn from (outeffhop data)
   --out FOLDER     the run's folder, which must not hold a run yet
   --init FOLDER    go on from a checkpoint, converted to the method, instead of new weights
@@ -83,7 +85,7 @@ Example: outeffhop train --model opt --method outeffhop --data builtin:text --ou
   --json           print JSON
   --train.NAME VALUE, by default as the recipe of the model and size:
 {names(TrainConfig)}
-  --samples.NAME VALUE:
+  --samples.NAME VALUE, likewise:
 {names(DataConfig)}
   --help-all       what each of them means"""
 

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 from outeffhop.experiments import drawing, paper
 from outeffhop.experiments.comparing import surplus
 from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
-from outeffhop.experiments.models import DATA, finished, measured, needs, quantized, run_config, steps_of
+from outeffhop.experiments.models import (
+    DATA,
+    finished,
+    measured,
+    needs,
+    quantized,
+    run_config,
+    seeds_measured,
+    steps_of,
+)
 from outeffhop.experiments.ranking import mean_std
 
 __all__ = ["EXPERIMENT", "Candidate", "at_equal_perplexity", "by_method", "fold_verdict", "lower_verdict"]
@@ -124,7 +133,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
             )
         ],
         verdicts,
-        _conditions(grouped, settings),
+        _conditions(grouped),
     )
 
 
@@ -283,11 +292,11 @@ def fold_verdict(bits: str, candidates: Sequence[Candidate]) -> Verdict:
     )
 
 
-def _conditions(grouped: Found, settings: Settings) -> Values:
-    said: Values = {"seeds": settings.seeds}
+def _conditions(grouped: Found) -> Values:
+    said: Values = {"seeds": seeds_measured(grouped.values())}
     runs = [value for values in grouped.values() for value in values]
-    if runs:
-        said["OPT"] = "{data}: {steps} steps of {batch}, lr {lr:g}, {precision}".format(**runs[0])
+    text = "{data}: {steps} steps of {batch}, lr {lr:g}, {precision}"
+    said["OPT"] = "; ".join(dict.fromkeys(text.format(**run) for run in runs))
     said["W8A8, W4A8"] = "weights and activations per tensor, static; three calibration draws for every trained model"
     return said
 

@@ -99,7 +99,8 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         [Table("Speed of learning", columns, rows, better, note=note)],
         [Figure("curves", "Loss and accuracy over training (Figure 7)", "Each curve the mean over seeds.")],
         [speed_verdict({m: [_over(v, "accuracy") for v in values] for m, values in seeds.items()})],
-        {"data": "builtin:images" if settings.scale == "tiny" else "cifar10", "seeds": settings.seeds}
+        {"data": "builtin:images" if settings.scale == "tiny" else "cifar10"}
+        | {"seeds": trained.seeds_measured(seeds.values())}
         | {"steps": one["accuracy"][-1][0], "batch": one["batch"], "learning rate": one["lr"]}
         | {"precision": one["precision"]}
         | {"layers": "softmax, sparsemax and softmax1: three different normalizers, as the comparison needs"}

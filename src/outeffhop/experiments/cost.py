@@ -25,7 +25,9 @@ _PLENTY = 0.1  # more than this is a cost
 
 def cells(settings: Settings) -> list[Cell]:
     rounds = 3 if settings.quick else 20 if settings.scale == "tiny" else 50
-    return [Cell(model, {"model": model, "rounds": rounds}) for model in paper.NAMES]
+    # the device is a part of this question; of a GPU, which the kept cells are of, it is not said
+    where = {} if settings.device.startswith("cuda") else {"device": settings.device}
+    return [Cell(model, {"model": model, "rounds": rounds, **where}) for model in paper.NAMES]
 
 
 def measure(cell: Cell, settings: Settings) -> Values:
@@ -158,4 +160,5 @@ EXPERIMENT = Experiment(
     measure,
     conclude,
     partial=True,
+    alone=True,
 )

@@ -17,7 +17,18 @@ from typing import Any, Literal
 from outeffhop.outliers.reading import read_as
 from outeffhop.outliers.saving import to_plain
 
-__all__ = ["Cell", "Experiment", "Settings", "Table", "Figure", "Verdict", "Result", "check_data", "chosen"]
+__all__ = [
+    "Cell",
+    "Experiment",
+    "Settings",
+    "Table",
+    "Figure",
+    "Verdict",
+    "Result",
+    "check_data",
+    "check_only",
+    "chosen",
+]
 
 Scale = Literal["tiny", "small", "paper"]
 Values = dict[str, Any]
@@ -153,6 +164,7 @@ class Experiment:
         conclude: tables, figures (drawn into the folder given) and verdicts from the cells' values by key.
         needs: folders of ``Settings.data`` it cannot do without at this scale.
         partial: whether it can conclude from some of its cells.
+        alone: whether its cells are measured one at a time, whatever the workers: what runs beside them shows.
     """
 
     name: str
@@ -163,6 +175,7 @@ class Experiment:
     conclude: Callable[[dict[str, Values], Settings, Path], Result]
     needs: Callable[[Settings], Sequence[str]] = lambda settings: ()
     partial: bool = False
+    alone: bool = False
 
 
 def check_name(what: str, name: str) -> None:
@@ -176,6 +189,15 @@ def check_name(what: str, name: str) -> None:
 def chosen(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
     """Those that are asked for by ``only``."""
     return [cell for cell in cells if any(fnmatchcase(cell.key, pattern) for pattern in settings.only)]
+
+
+def check_only(experiment: Experiment, settings: Settings) -> None:
+    """Raises ValueError for a pattern that no cell has: a slip in one of several would leave its cells unmeasured."""
+    keys = [cell.key for cell in experiment.cells(settings)]
+    for pattern in settings.only:
+        if not any(fnmatchcase(key, pattern) for key in keys):
+            some = ", ".join(keys) if len(keys) <= 6 else f"{', '.join(keys[:3])}, ..., {keys[-1]}"
+            raise ValueError(f"only={pattern!r}: {experiment.name} has no such cell; there are {some}")
 
 
 def check_data(experiment: Experiment, settings: Settings) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sized
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ __all__ = [
     "precision_of",
     "quantized",
     "run_config",
+    "seeds_measured",
     "steps_of",
     "steps_said",
 ]
@@ -106,6 +107,12 @@ def steps_said(steps: Collection[int]) -> str:
     """How many steps several runs took."""
     least, most = min(steps), max(steps)
     return f"{least}" if least == most else f"{least} to {most}, as patience lasted"
+
+
+def seeds_measured(seeds: Iterable[Sized]) -> int | str:
+    """How many seeds each of several has; of some there may be more than of others."""
+    counts = {len(values) for values in seeds}
+    return min(counts) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
 
 
 def _short(model: str, settings: Settings) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from statistics import mean, stdev
@@ -21,9 +22,9 @@ def shown(value: float, digits: int = 4) -> str:
 
 
 def mean_std(values: Sequence[float], digits: int = 4) -> str:
-    """ "0.1234 ± 0.0056"; the mean alone of a single value."""
-    if len(values) == 1:
-        return shown(values[0], digits)
+    """ "0.1234 ± 0.0056"; the mean alone of a single value, and where one is not finite: that has no deviation."""
+    if len(values) == 1 or not all(map(math.isfinite, values)):
+        return shown(mean(values), digits)
     return f"{shown(mean(values), digits)} ± {shown(stdev(values), 2)}"
 
 
@@ -38,9 +39,10 @@ def number_of(entry: Any) -> float | None:
 
 
 def ranks(table: Table) -> dict[tuple[int, int], int]:
-    """(row, column) → 1 for the best and 2 for the second best, among the rows of a group; equal numbers share a rank.
+    """(row, column) → 1 for the best and 2 for the second best, among the rows of a group.
 
-    Where all numbers of a group are equal nothing is best.
+    Equal numbers share a rank, and after two that are best none is second. Where all numbers of a group are equal
+    nothing is best.
     """
     columns = list(table.columns)
     group_at = None if table.group is None else columns.index(table.group)
@@ -51,8 +53,8 @@ def ranks(table: Table) -> dict[tuple[int, int], int]:
     for name, better in table.better.items():
         at = columns.index(name)
         for rows in groups.values():
-            numbers = {i: n for i in rows if (n := number_of(table.rows[i][at])) is not None and n == n}
-            order = sorted(set(numbers.values()), reverse=better == "high")
-            if len(order) > 1:
+            numbers = {i: n for i in rows if (n := number_of(table.rows[i][at])) is not None and math.isfinite(n)}
+            order = sorted(numbers.values(), reverse=better == "high")
+            if len(set(order)) > 1:
                 found.update({(i, at): order.index(n) + 1 for i, n in numbers.items() if n in order[:2]})
     return found

@@ -22,7 +22,7 @@ from torch import Tensor
 from outeffhop.data.pictures import load_pictures
 from outeffhop.data.specs import parse
 from outeffhop.experiments import drawing
-from outeffhop.experiments.experiment import Cell, Figure, Settings, Table, Values, Verdict
+from outeffhop.experiments.experiment import Cell, Figure, Settings, Table, Values, Verdict, chosen
 from outeffhop.experiments.ranking import mean_std
 from outeffhop.experiments.threads import one_thread
 from outeffhop.memory import HopfieldMemory, NoOp
@@ -45,6 +45,7 @@ __all__ = [
     "conditions",
 ]
 
+SETS = ("mnist", "cifar10")
 MODELS = ("dense", "sparse", "gsh", "polynomial", "outeffhop")
 MEMORIES = ("clean", "polluted", "polluted, with Λ")
 BETA = 1.0
@@ -60,24 +61,25 @@ Errors = dict[str, dict[str, float]]  # memory → model → error
 
 def sources(settings: Settings) -> dict[str, str]:
     """The image sets there are, as name → data spec; scikit-learn's digits where no folder is given."""
-    folders = () if settings.data is None else ("mnist", "cifar10")
+    folders = () if settings.data is None else SETS
     found = {name: str(settings.data / name) for name in folders if settings.data and (settings.data / name).is_dir()}
     return found or {"digits": "builtin:images"}
 
 
 def needs(settings: Settings) -> Sequence[str]:
-    return () if settings.scale == "tiny" else ("mnist", "cifar10")
+    """Those of which cells are asked for."""
+    return () if settings.scale == "tiny" else [name for name in SETS if chosen(_cells(name, settings, ()), settings)]
 
 
 def cells(settings: Settings, axis: Sequence[float]) -> list[Cell]:
     """One for each image set and seed; ten seeds, as the paper's, but for a tiny scale."""
+    return [cell for name in sources(settings) for cell in _cells(name, settings, axis)]
+
+
+def _cells(name: str, settings: Settings, axis: Sequence[float]) -> list[Cell]:
     seeds = 1 if settings.quick else settings.seeds if settings.scale == "tiny" else 10
     # the name and not the folder, which may move without changing the question
-    return [
-        Cell(f"{name}-seed{seed}", {"images": name, "seed": seed, "axis": list(axis)})
-        for name in sources(settings)
-        for seed in range(seeds)
-    ]
+    return [Cell(f"{name}-seed{seed}", {"images": name, "seed": seed, "axis": list(axis)}) for seed in range(seeds)]
 
 
 @one_thread()

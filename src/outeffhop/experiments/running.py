@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import platform
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,20 @@ from typing import Any
 
 import torch
 
-from outeffhop.experiments.experiment import Cell, Experiment, Result, Settings, Values, check_data, chosen
+from outeffhop.experiments.experiment import (
+    Cell,
+    Experiment,
+    Result,
+    Settings,
+    Values,
+    check_data,
+    check_only,
+    chosen,
+)
 from outeffhop.outliers.reading import read_json
 from outeffhop.outliers.saving import from_plain, to_plain, write_whole
 
-__all__ = ["found_before", "run"]
+__all__ = ["check_out", "found_before", "run"]
 
 
 @dataclass(frozen=True)
@@ -40,12 +49,12 @@ class _Kept:
 def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] = print) -> Result:
     """Measures the cells that are not measured yet, and writes ``result.json`` with its figures."""
     check_data(experiment, settings)
+    check_out(experiment, settings)
+    check_only(experiment, settings)
     folder = settings.out / experiment.name
     cells = list(experiment.cells(settings))
     done = _all_kept(experiment, settings)
     asked = chosen(cells, settings)
-    if not asked:
-        raise ValueError(f"only={settings.only}: {experiment.name} has no such cell; there are {_some_keys(cells)}")
     if not experiment.partial and {cell.key for cell in cells} - {cell.key for cell in asked} - done.keys():
         raise ValueError(f"only={settings.only}: {experiment.name} needs all of its {len(cells)} cells; leave it out")
     missing = [cell for cell in asked if cell.key not in done]
@@ -55,6 +64,7 @@ def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] 
         done[cell.key] = _Kept(values, _machine(settings))
         _write(folder, cell, settings, done[cell.key])
         tell(f"{experiment.name}: {cell.key} ({len(done)} of {len(cells)})")
+    done = {**_all_kept(experiment, settings), **done}  # another process may have measured some of them meanwhile
     # in the order asked for, whichever was there before or came first from another process
     result = experiment.conclude({c.key: done[c.key].found for c in cells if c.key in done}, settings, folder)
     trial = ", cut down to see that it runs: these numbers mean nothing" if settings.quick else ""
@@ -65,11 +75,6 @@ def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] 
     result = dataclasses.replace(result, conditions=conditions)
     write_whole(folder / "result.json", result.to_json())
     return result
-
-
-def _some_keys(cells: Sequence[Cell]) -> str:
-    keys = [cell.key for cell in cells]
-    return ", ".join(keys) if len(keys) <= 6 else f"{', '.join(keys[:3])}, ..., {keys[-1]}"
 
 
 def found_before(experiment: Experiment, settings: Settings) -> dict[str, Values]:
@@ -99,7 +104,7 @@ def _machines_said(machines: Collection[Values]) -> Values:
 
 
 def _measured(experiment: Experiment, cells: list[Cell], settings: Settings) -> Iterator[tuple[Cell, Values]]:
-    if settings.workers <= 1 or len(cells) <= 1:
+    if settings.workers <= 1 or len(cells) <= 1 or experiment.alone:
         for cell in cells:
             yield cell, experiment.measure(cell, settings)
         return
@@ -149,6 +154,23 @@ def _read(folder: Path, cell: Cell, settings: Settings) -> _Kept | None:
         return _Kept(from_plain(kept["found"]), kept["machine"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def check_out(experiment: Experiment, settings: Settings) -> None:
+    """Raises ValueError where cells of another scale, or of a trial, lie: hours of measuring are not written over."""
+    folder = settings.out / experiment.name
+    for cell in experiment.cells(settings):
+        try:
+            kept = read_json(_file(folder, cell))
+            there = (kept["scale"], kept["quick"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if there != (settings.scale, settings.quick):
+            raise ValueError(
+                f"out={str(settings.out)!r} holds cells of {experiment.name} with scale={there[0]!r}, "
+                f"quick={there[1]}: those of scale={settings.scale!r}, quick={settings.quick} would replace them; "
+                f"give another out, or remove {folder}"
+            )
 
 
 def _digest(found: Any) -> str:

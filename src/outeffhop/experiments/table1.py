@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -99,9 +99,9 @@ def conditions(grouped: Found) -> Values:
     said = {"seeds": seeds_said(grouped)}
     for model in models_of(grouped):
         runs = [value for (m, _), values in grouped.items() if m == model for value in values]
-        numbers = "{data}: batches of {batch}, lr {lr:g}, {precision}".format(**runs[0])
+        numbers = dict.fromkeys("{data}: batches of {batch}, lr {lr:g}, {precision}".format(**run) for run in runs)
         steps = f"steps: {steps_said([r['steps'] for r in runs])}"
-        said[paper.NAMES[model]] = ", ".join([numbers, steps, *_samples_said(runs)])
+        said[paper.NAMES[model]] = ", ".join(["; ".join(numbers), steps, *_samples_said(runs)])
     said["W8A8"] = "weights and activations per tensor, static; three calibration draws for every trained model"
     return said
 
@@ -142,10 +142,14 @@ def _loss(model: str, full: float, w8a8: float) -> float:
     return full - w8a8 if CHIEF[model][2] == "high" else w8a8 - full
 
 
+def _seed_losses(model: str, values: list[Values]) -> list[float]:
+    return [_loss(model, _full(model, v), _w8a8(model, v)) for v in values]
+
+
 def _losses(model: str, values: list[Values]) -> list[float]:
     """Over seeds; over calibration draws where one seed is all there is."""
     if len(values) != 1:
-        return [_loss(model, _full(model, v), _w8a8(model, v)) for v in values]
+        return _seed_losses(model, values)
     draws = values[0]["w8a8"][CHIEF[model][0]]
     return [_loss(model, _full(model, values[0]), float(draw) * _unit(model)) for draw in draws]
 
@@ -211,8 +215,10 @@ def _draw(grouped: Found, folder: Path) -> None:
             values, printed = grouped.get((model, method), []), paper.TABLE1[model, method]
             seen = [[v["kurtosis"] for v in values], [v["inf_norm"] for v in values], _losses(model, values)][column]
             theirs = (printed.kurtosis, printed.inf_norm, _loss(model, printed.full, printed.w8a8))[column]
-            if seen:
+            if seen and all(map(isfinite, seen)):
                 axis.barh(at, mean(seen), color=drawing.colour(method), height=0.62)
+            elif seen:
+                axis.text(0.02, at, "not finite", transform=axis.get_yaxis_transform(), va="center", fontsize=7)
             if len(values) > 1:
                 axis.plot(seen, [at] * len(seen), "o", color="#BBBBBB", markeredgecolor="#444444", markersize=4)
             axis.plot(theirs, at, "D", color="white", markeredgecolor="#444444", markersize=5.5)
@@ -251,7 +257,7 @@ def _summary(grouped: Found) -> Table:
         [*columns, *(f"paper: {c}" for c in columns[1:])],
         rows,
         note="Kurtosis and inf norm: change from vanilla to OutEffHop. W8A8 loss: by how much the model's metric is "
-        "worse in W8A8 than in floating point.",
+        "worse in W8A8 than in floating point; ± over seeds, and over calibration draws where one seed is measured.",
     )
 
 
@@ -279,8 +285,9 @@ def verdicts(grouped: Found) -> list[Verdict]:
     ]
     for model in models_of(grouped):
         runs = [grouped.get((model, m), []) for m in ("vanilla", "outeffhop")]
-        old, new = (_losses(model, values) for values in runs)
         alone = all(len(values) == 1 for values in runs)
+        # draws of one model say nothing of what another seed's would be: they are no match for several seeds
+        old, new = ((_losses if alone else _seed_losses)(model, values) for values in runs)
         verdict = loss_verdict(paper.NAMES[model], CHIEF[model][1], old, new, _chance(model, *runs) if alone else 0.0)
         if alone:
             verdict = replace(verdict, numbers=f"{verdict.numbers}, over calibration draws of one trained model each")
@@ -302,6 +309,8 @@ def cut_verdict(what: str, cuts: list[float], claimed: float, printed: float, wh
         return Verdict(claim, "not measured", f"{len(cuts)} of {len(paper.NAMES)} models are measured")
     got = mean(cuts)
     each = ", ".join(map(_percent, cuts))
+    if not isfinite(got):
+        return Verdict(claim, "not measured", f"not every number is finite: {each}")
     numbers = f"{_percent(got)} on average ({each}); the paper's own table gives {_percent(printed)}"
     return Verdict(claim, "confirmed" if got >= claimed else "not seen" if got > 0 else "contradicted", numbers)
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from statistics import mean
 
 from outeffhop.experiments import drawing, paper
 from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict, chosen
-from outeffhop.experiments.models import finished, folders_of, measured, run_config, steps_of, steps_said
+from outeffhop.experiments.models import (
+    finished,
+    folders_of,
+    measured,
+    run_config,
+    seeds_measured,
+    steps_of,
+    steps_said,
+)
 from outeffhop.experiments.ranking import mean_std
 
 __all__ = ["EXPERIMENT", "top_two", "top_two_verdict"]
@@ -75,15 +84,14 @@ def measure(cell: Cell, settings: Settings) -> Values:
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
     seeds: dict[tuple[str, int, str], list[Values]] = {}
-    steps, precisions = set(), set()
+    runs = []
     for cell in cells(settings):
         if cell.key in found:
             asked, values = cell.values, found[cell.key]
             seeds.setdefault((asked["data"], asked["out_len"], asked["method"]), []).append(
                 {**values["metrics"], "kurtosis": values["kurtosis"], "inf_norm": values["inf_norm"]}
             )
-            steps.add(values["steps"])
-            precisions.add(values["precision"])
+            runs.append(values)
     means = {key: {f: mean(v[f] for v in values) for f in FIELDS} for key, values in seeds.items()}
     _draw(means, folder)
     return Result(
@@ -100,9 +108,15 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
             )
         ],
         [top_two_verdict(*top_two(means))],
-        {"data": ", ".join(dict.fromkeys(d for d, _, _ in seeds)), "split": "test", "seeds": settings.seeds}
-        | {"steps": steps_said(steps), "precision": ", ".join(sorted(precisions))},
+        {"data": ", ".join(dict.fromkeys(d for d, _, _ in seeds))}
+        | {"split": f"test, {_each(runs, 'samples')} windows evenly spread over it"}
+        | {"seeds": seeds_measured(seeds.values()), "steps": steps_said([run["steps"] for run in runs])}
+        | {"batch": _each(runs, "batch"), "learning rate": _each(runs, "lr"), "precision": _each(runs, "precision")},
     )
+
+
+def _each(runs: Sequence[Values], field: str) -> str:
+    return ", ".join(map(str, sorted({run[field] for run in runs})))
 
 
 def _table(seeds: Mapping[tuple[str, int, str], list[Values]]) -> Table:
@@ -145,12 +159,12 @@ def _draw(means: Numbers, folder: Path) -> None:
 
 
 def rank(means: Numbers, data: str, horizon: int, field: str, method: str = "outeffhop") -> int | None:
-    """1 is the best of the four; None where one of them is missing."""
+    """1 is the best of the four; None where one of them is missing or no number."""
     try:
-        own = means[data, horizon, method][field]
-        return 1 + sum(means[data, horizon, rival][field] < own for rival in paper.FORECASTERS)
+        numbers = {kind: means[data, horizon, kind][field] for kind in paper.FORECASTERS}
     except KeyError:
         return None
+    return None if any(map(isnan, numbers.values())) else 1 + sum(n < numbers[method] for n in numbers.values())
 
 
 def top_two(means: Numbers) -> tuple[int, int]:

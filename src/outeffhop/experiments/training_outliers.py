@@ -120,13 +120,17 @@ def _draw_methods(curves: Curves, models: list[str], folder: Path) -> None:
                     curve["steps"], curve["max_inf_norm"], color=drawing.colour(method), label=name, linewidth=width
                 )
         axis.set_title(f"{paper.NAMES[model]}, {pair[0]}", fontsize=9)
-        if axis.lines:
-            axis.legend(fontsize=7, frameon=False)
-        else:
-            axis.set_axis_off()
-            axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes)
+        _legend(axis)
     _label(figure, "max inf norm")
     drawing.save(figure, folder, "methods")
+
+
+def _legend(axis: Any) -> None:
+    if axis.lines:
+        axis.legend(fontsize=7, frameon=False)
+    else:
+        axis.set_axis_off()
+        axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes)
 
 
 Grouped = Callable[[str], str | None]
@@ -168,17 +172,16 @@ def _draw_groups(
     for axis, model in zip(figure.axes, models, strict=False):
         key = group(model)
         groups = list(dict.fromkeys(k for t in _tensors(curves, model) if (k := key(t)) is not None))
-        for method, style in (("vanilla", "-"), ("outeffhop", "--")):
-            if (model, method) not in curves:
-                continue
+        drawn = [(m, style) for m, style in (("vanilla", "-"), ("outeffhop", "--")) if (model, m) in curves]
+        for method, style in drawn:
             values = curves[model, method][0]
             for i, part in enumerate(groups):
                 tensors = [v for t, v in values["tensors"].items() if key(t) == part]
                 largest = [max(at) for at in zip(*tensors, strict=True)]
                 shade = colormaps["viridis"](0.9 * i / max(len(groups) - 1, 1))
-                axis.plot(values["steps"], largest, style, color=shade, label=part if style == "-" else None)
+                axis.plot(values["steps"], largest, style, color=shade, label=part if method == drawn[0][0] else None)
         axis.set_title(paper.NAMES[model], fontsize=9)
-        axis.legend(fontsize=7, frameon=False)
+        _legend(axis)
     for axis in figure.axes[len(models) :]:
         axis.set_visible(False)
     _label(figure, "inf norm")

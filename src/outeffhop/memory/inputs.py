@@ -18,6 +18,8 @@ def check_patterns(patterns: Tensor, name: str = "patterns", *, may_be_empty: bo
         raise TypeError(f"{name} is a {type(patterns).__name__}: a tensor [M, d], one pattern per row, is needed")
     if not patterns.is_floating_point():
         raise TypeError(f"{name} has dtype {patterns.dtype}: floating point is needed; {name}.float() converts it")
+    if patterns.layout != torch.strided or patterns.device.type == "meta":
+        raise TypeError(f"{name} is {patterns.layout} on {patterns.device}: a dense tensor with values is needed")
     if patterns.dim() != 2 or patterns.shape[1] == 0:
         raise ValueError(f"{name} has shape {tuple(patterns.shape)}: [M, d], one pattern per row, is needed")
     if patterns.shape[0] == 0 and not may_be_empty:
@@ -51,6 +53,8 @@ def check_queries(x: Tensor, patterns: Tensor) -> Tensor:
 def check_beta(beta: float) -> float:
     try:
         beta = float(beta)
+    except OverflowError:  # a whole number beyond 1e308
+        beta = math.inf
     except (TypeError, ValueError):
         raise TypeError(f"beta={beta!r}: the inverse temperature is a number") from None
     if not 0.0 < beta < math.inf:

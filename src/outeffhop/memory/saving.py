@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outeffhop.memory.noop import NoOp
+from outeffhop.naming import check_utf8
 
 __all__ = ["save", "reading"]
 
@@ -23,8 +24,11 @@ _FORMAT = "outeffhop.memory.1"
 
 def save(path: str | os.PathLike[str], stored: Tensor, beta: float, method: str, no_op: NoOp | None) -> None:
     target = Path(path)
+    check_utf8("path", target)
     if target.is_dir():
         raise ValueError(f"path={str(target)!r} is a folder: the name of a file is needed")
+    if target.exists() and not target.is_file():  # renaming a file there would take the device's place
+        raise ValueError(f"path={str(target)!r} is a device or a pipe: the name of a file is needed")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"path={str(target)!r}: there is no folder {str(target.parent)!r}; make it first")
     tensors = {"patterns": stored.contiguous()}
@@ -40,6 +44,8 @@ def save(path: str | os.PathLike[str], stored: Tensor, beta: float, method: str,
         with open(beside, "rb") as written:
             os.fsync(written.fileno())
         os.replace(beside, target)
+    except SafetensorError as error:  # its own name for what the system says
+        raise OSError(f"path={str(target)!r} could not be written: {error}") from error
     finally:
         beside.unlink(missing_ok=True)
 
@@ -48,6 +54,7 @@ def save(path: str | os.PathLike[str], stored: Tensor, beta: float, method: str,
 def reading(path: str | os.PathLike[str]) -> Iterator[tuple[Tensor, float, str, NoOp | None]]:
     """Patterns, β, method and classification; whatever is wrong with them becomes a ValueError that names the file."""
     source = Path(path)
+    check_utf8("path", source)
     if not source.is_file():
         raise FileNotFoundError(f"path={str(source)!r}: there is no such file")
     try:

@@ -15,10 +15,11 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from outeffhop.models.foreign import foreign_class, refuse_code
 from outeffhop.models.stanhop import StanhopForForecasting
+from outeffhop.naming import check_utf8
 
 __all__ = ["load_checkpoint"]
 
-_INDEX = "model.safetensors.index.json"
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TRUST = ": read it, and say --trust-remote-code (trust_remote_code=True) if you trust it"
 
 
@@ -34,6 +35,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, trust_remote_code: bool = F
     folder = Path(path)
     if not folder.is_dir():
         raise ValueError(f"checkpoint {str(folder)!r} is not a folder: give the one that save_pretrained wrote")
+    check_utf8("checkpoint", folder)
     tensors = _check_files(folder)
     kind: Any = _architecture(folder, trust_remote_code, tensors)
     try:
@@ -53,9 +55,10 @@ def _check_files(folder: Path) -> int:
         shards = _read_json(folder / _INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise ValueError(f"{folder / _INDEX} has no weight_map of weights to files")
-        names = sorted(set(shards.values()))
+        whole = (folder / _WEIGHTS).is_file()  # then transformers reads that one, and leaves the shards alone
+        names = sorted({*shards.values(), *([_WEIGHTS] if whole else [])})
     else:
-        names = ["model.safetensors"]
+        names = [_WEIGHTS]
     for name in names:
         if Path(name).name != name:
             raise ValueError(f"{folder / _INDEX} names {name!r}: only files of its own folder are read")
@@ -89,6 +92,12 @@ def _architecture(folder: Path, trust: bool, tensors: int) -> type[PreTrainedMod
         raise ValueError(f"checkpoint {str(folder)!r} has no config.json: it is not a folder save_pretrained wrote")
     content = _read_json(folder / "config.json")
     refuse_code(folder / "config.json", allow_own=trust, remedy=_TRUST)
+    # transformers reads the file this names in the place of those looked at above, even a pickle
+    named = content.get("transformers_weights", _WEIGHTS)
+    if named not in (_WEIGHTS, _INDEX):
+        raise ValueError(
+            f"{folder / 'config.json'}: transformers_weights={named!r}, but {_WEIGHTS} and its shards alone are read"
+        )
     names = content.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{folder / 'config.json'}: architectures={names!r} is no list of names")

@@ -28,7 +28,7 @@ from outeffhop.models.convert import from_config
 from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
 from outeffhop.naming import did_you_mean, known
 
-__all__ = ["MODELS", "SIZES", "build", "config", "count", "method_for"]
+__all__ = ["MODELS", "SIZES", "build", "config", "count", "is_field", "method_for"]
 
 SIZES = ("tiny", "small", "paper")
 
@@ -157,10 +157,19 @@ def config(model: str, size: str = "tiny", **changes: Any) -> PreTrainedConfig:
     values = preset.sizes[known("size", size, SIZES)]
     default = preset.config()
     for name in changes:
-        if not hasattr(default, name):  # transformers would take it and pass it over
+        if not is_field(default, name):  # transformers would take it and pass it over
             near = did_you_mean(name, default.to_dict())
             raise ValueError(f"{name}={changes[name]!r} is no field of {preset.config.__name__}{near}")
     return preset.config(**{**preset.common, **values, **changes})
+
+
+def is_field(config: PreTrainedConfig, name: str) -> bool:
+    """Whether a config has a field of this name that may be set: methods and what is computed are none."""
+    if name in config.to_dict():
+        return True
+    computed = getattr(type(config), name, None)
+    fixed = isinstance(computed, property) and computed.fset is None
+    return not name.startswith("_") and not fixed and hasattr(config, name) and not callable(getattr(config, name))
 
 
 def method_for(model: str, method: str | Method) -> Method:
@@ -180,8 +189,16 @@ def build(model: str, size: str = "tiny", method: str | Method = "outeffhop", **
         method: a bare name takes the paper's parameters for this model.
         changes: fields of the model's config.
     """
-    chosen = method_for(model, method)
-    built: PreTrainedModel = from_config(MODELS[model].auto_class, config(model, size, **changes), chosen)
+    chosen, sizes = method_for(model, method), config(model, size, **changes)
+    try:
+        built: PreTrainedModel = from_config(MODELS[model].auto_class, sizes, chosen)
+    # no heads, an index out of range, a made-up name, a negative size
+    except (ArithmeticError, AssertionError, KeyError, RuntimeError, TypeError) as error:
+        if not changes:
+            raise
+        why = f"{error} is unknown" if isinstance(error, KeyError) else (str(error).splitlines() or [""])[0]
+        named = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+        raise ValueError(f"{model} cannot be built with {named}: {why}") from error
     return built
 
 

@@ -91,6 +91,8 @@ class OutEffHop(nn.Module):
             out_dim=out_dim,
         )
         for name, size in sizes.items():
+            if size is not None and (isinstance(size, bool) or not hasattr(size, "__index__")):
+                raise TypeError(f"{name}={size!r}: a whole number is needed")
             if size is not None and size < 1:
                 raise ValueError(f"{name}={size}: at least 1 is needed")
         if head_dim is None and embed_dim % num_heads:
@@ -227,6 +229,9 @@ class OutEffHop(nn.Module):
         Returns:
             The output in the query's layout, and the weights or None.
         """
+        for name, given in (("query", query), ("key", key), ("value", value)):
+            if not isinstance(given, Tensor) and (given is not None or name == "query"):
+                raise TypeError(f"{name} is a {type(given).__name__}: a tensor is needed")
         key = query if key is None else key
         if value is not None and self.connected and value is not key:
             raise ValueError("value differs from key, but connected=True takes values from the keys: leave value out")
@@ -306,6 +311,9 @@ class OutEffHop(nn.Module):
             if t.dim() not in (2, 3) or t.dim() != query.dim() or t.shape[-1] != size:
                 layout = "[batch, length, size]" if self.batch_first else "[length, batch, size]"
                 raise ValueError(f"{name} has shape {tuple(t.shape)}: {layout} or [length, size] with size {size}")
+            weight = getattr(getattr(self, f"{name[0]}_proj"), "weight", None)
+            if isinstance(weight, Tensor) and t.dtype != weight.dtype and not torch.is_autocast_enabled(t.device.type):
+                raise TypeError(f"{name} has dtype {t.dtype} and the layer {weight.dtype}: bring one to the other")
         at = 0 if self.batch_first else 1
         if query.dim() == 3:
             batches = [t.shape[at] for t in (query, key, value)]

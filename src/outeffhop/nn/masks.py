@@ -53,6 +53,8 @@ def _four_dimensions(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
 
 
 def _check(mask: Tensor, name: str) -> Tensor:
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} is a {type(mask).__name__}: a tensor is needed")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"{name} has dtype {mask.dtype}: bool (True: ignore) or floating point (added) is needed")
     return mask

@@ -51,7 +51,8 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(beside, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            # a name of other bytes than UTF-8 is shown by their numbers
+            file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())  # a disk that is full may say so only now
         os.replace(beside, target)

@@ -25,10 +25,14 @@ _VERDICTS = ("confirmed", "not seen", "contradicted", "not measured")
 
 
 def write_report(out: Path, title: str = _TITLE) -> Path:
-    """One HTML file, ``out/report.html``, of every ``out/*/result.json``; it needs no other file and no network."""
+    """One HTML file, ``out/report.html``, of every ``out/*/result.json``; it needs no other file and no network.
+
+    Runs of ``outeffhop train`` that lie beside the experiments are passed over.
+    """
     found = {}
     for path in sorted(out.glob("*/result.json")):
-        found[path.parent] = Result.load(path)
+        if not (path.parent / "config.yaml").is_file():  # or it is how a training run ended
+            found[path.parent] = Result.load(path)
     if not found:
         raise ValueError(f"out={str(out)!r} has no result yet: outeffhop reproduce writes them")
     write_whole(out / _FILE, experiments_page(found, title))
@@ -125,9 +129,9 @@ def _classes(names: list[str]) -> str:
 
 
 def text_of(entry: Any) -> str:
-    """Four digits are what is looked at; what is missing stays empty."""
+    """Four digits are what is looked at, all those before the point up to a million; what is missing stays empty."""
     if entry is None:
         return ""
     if isinstance(entry, float) and math.isfinite(entry):
-        return f"{entry:.0f}" if abs(entry) >= 1000 else f"{entry:.4g}"
+        return f"{entry:.0f}" if 1000 <= abs(entry) < 1e6 else f"{entry:.4g}"
     return str(entry)

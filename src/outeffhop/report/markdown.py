@@ -7,6 +7,7 @@ from typing import Any
 
 from outeffhop.experiments.experiment import Result, Table, Verdict
 from outeffhop.experiments.ranking import ranks
+from outeffhop.experiments.registry import NAMES
 from outeffhop.report.experiments import text_of
 
 __all__ = ["markdown_of"]
@@ -21,10 +22,11 @@ def markdown_of(result: Result, pictures: str) -> str:
         pictures: the folder its figures lie in, as ``NAME.png``, seen from the page.
     """
     said = "; ".join(f"{_plain(k)}: {_plain(v)}" for k, v in result.conditions.items())
+    command = f"`outeffhop reproduce {result.name}`; " if result.name in NAMES else ""
     parts = [
         f"## {_plain(result.of)}",
         f"{_plain(result.about)}",
-        f"`outeffhop reproduce {result.name}`; {said}.",
+        f"{command}{said}.",
         _claims(result.verdicts),
         *(
             f"![{_plain(f.title)}]({pictures}/{f.name}.png)\n\n*{_plain(f.title)}. {_plain(f.caption)}*"

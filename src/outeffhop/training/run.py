@@ -28,6 +28,7 @@ from outeffhop.data import Prepared, prepare
 from outeffhop.models import convert, model_summary, presets
 from outeffhop.models.loading import load_checkpoint
 from outeffhop.outliers.reading import read_as, read_json
+from outeffhop.outliers.saving import write_whole
 from outeffhop.training.callbacks import Interrupt, Journal, Patience
 from outeffhop.training.card import CARD, model_card
 from outeffhop.training.checks import check_device, check_run
@@ -121,10 +122,7 @@ def build(config: RunConfig, changes: dict[str, Any]) -> PreTrainedModel:
     if config.model in ("bert", "opt"):
         longest = presets.config(config.model, config.preset).max_position_embeddings
         changes = {**changes, "max_position_embeddings": max(longest, config.samples.length or 0)}
-    try:
-        return presets.build(config.model, config.preset, config.method, **{**changes, **config.changes})
-    except KeyError as error:  # an activation function by a name that transformers does not know
-        raise ValueError(f"changes={config.changes!r}: {error} is unknown") from None
+    return presets.build(config.model, config.preset, config.method, **{**changes, **config.changes})
 
 
 def _run(config: RunConfig, folder: RunFolder, quiet: bool, fresh: bool) -> Result:
@@ -204,7 +202,7 @@ def _finish(trainer: RunTrainer, folder: RunFolder, config: RunConfig) -> Result
         trainer.model.save_pretrained(side, state_dict=weights)
         if trainer.prepared.tokenizer is not None:
             trainer.prepared.tokenizer.save_pretrained(side)
-        (side / CARD).write_text(model_card(folder, dataclasses.asdict(result)), encoding="utf-8")
+        write_whole(side / CARD, model_card(folder, dataclasses.asdict(result)))
         shutil.rmtree(folder.model, ignore_errors=True)
         os.replace(side, folder.model)
         report.save(folder.path / "outliers.json")

@@ -22,6 +22,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from outeffhop.naming import check_utf8
 from outeffhop.outliers.reading import parse_json, read_json
 from outeffhop.outliers.saving import to_plain, write_whole
 from outeffhop.training.config import RunConfig, from_yaml, to_yaml
@@ -55,6 +56,7 @@ class RunFolder:
 
     def check_new(self) -> None:
         """A second run never overwrites a first, nor goes among files of another kind."""
+        check_utf8("out", self.path)
         if self.exists:
             raise ValueError(
                 f"out={str(self.path)!r} holds a run already: choose another folder, or go on with that one "

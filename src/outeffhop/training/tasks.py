@@ -110,13 +110,14 @@ def _sizes(config: RunConfig) -> Any:
     """The config of the model to be trained: of its preset, or of the checkpoint it goes on from."""
     preset: PreTrainedConfig = presets.config(config.model, config.preset)
     for name in config.changes:
-        if not hasattr(preset, name):
+        if not presets.is_field(preset, name):
             near = did_you_mean(name, preset.to_dict())
             raise ValueError(f"changes.{name} is no field of {type(preset).__name__}{near}")
     if config.init is None:
         try:
             return presets.config(config.model, config.preset, **config.changes)
-        except StrictDataclassError as error:  # a field of another type, or fields that contradict each other
+        # a field of another type, or fields that contradict each other
+        except (StrictDataclassError, TypeError, AttributeError) as error:
             raise ValueError(f"changes={config.changes!r}: {' '.join(str(error).split())}") from None
     if config.changes:
         raise ValueError(f"changes={config.changes!r} cannot be made to init={config.init!r}, whose weights have sizes")
