@@ -41,7 +41,11 @@ def refused(run, message):
         ("stanhop", dict(gradient_checkpointing=True), r"train\.gradient_checkpointing=True"),
         ("opt", dict(outlier_tensors="*.fc1, *.fc3"), r"train\.outlier_tensors='\*\.fc1, \*\.fc3': .*'\*\.fc3'"),
         ("vit", dict(batch_size=1_000_000), r"train\.batch_size=1000000"),
-        ("opt", dict(changes={"activation_function": "reluu"}), r"cannot be built with .*activation_function='reluu'.*: 'reluu' is unknown"),
+        (
+            "opt",
+            dict(changes={"activation_function": "reluu"}),
+            r"with .*activation_function='reluu'.*: 'reluu' is unknown",
+        ),
         ("opt", dict(precision="fp16"), r"train\.precision='fp16' needs a GPU"),
     ],
 )
