@@ -424,6 +424,17 @@ def t5(heads=4):
     return T5ForConditionalGeneration(T5Config(**sizes, pad_token_id=1, decoder_start_token_id=1)).eval()
 
 
+def test_parts_whose_config_is_a_copy_are_converted():
+    model, ids = t5(), inputs("bert")["input_ids"]
+    before = model(input_ids=ids, decoder_input_ids=ids).logits
+    convert(model, "outeffhop")
+    parts = (model, model.encoder, model.decoder)
+    assert [part.config._attn_implementation for part in parts] == ["outeffhop"] * 3
+    assert not torch.equal(model(input_ids=ids, decoder_input_ids=ids).logits, before)
+    convert(model, "vanilla")
+    assert torch.equal(model(input_ids=ids, decoder_input_ids=ids).logits, before)
+
+
 def test_a_refused_gate_leaves_the_model_as_it_was():
     model, ids = t5(heads=6), inputs("bert")["input_ids"]  # 32 features in 6 parts, as t5-v1_1-small has 512
     before = model(input_ids=ids, decoder_input_ids=ids).logits

@@ -57,6 +57,10 @@ def convert(model: Model, method: str | Method, *, same_function: bool = False) 
         _check_start(model, new)
     own_config(model)
     model.set_attn_implementation(new.name)
+    # transformers 5.17 passes over parts whose config is a copy of the model's own, such as T5's encoder
+    for part in (m for m in model.modules() if isinstance(m, PreTrainedModel)):
+        if part.config._attn_implementation != new.name and part._can_set_attn_implementation():
+            part.set_attn_implementation(new.name)
     if model.config._attn_implementation != new.name:
         raise ValueError(f"{type(model).__name__} does not let its attention implementation be set to {new.name!r}")
     install(model, new)
