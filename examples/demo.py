@@ -38,7 +38,7 @@ ABOUT = "A tiny OPT trained with softmax and with softmax1: its outliers, and wh
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for all of it (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=1500, help="of training, for each model (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=1200, help="of training, for each model (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; numbers mean nothing")
     arguments = parser.parse_args()
     steps = 4 if arguments.quick else arguments.steps
