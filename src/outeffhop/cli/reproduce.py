@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from outeffhop.cli.console import print_json, print_table
-from outeffhop.experiments.experiment import Result, Scale, Settings, Table, check_data, check_only
+from outeffhop.experiments.experiment import Result, Scale, Settings, Table
 from outeffhop.experiments.ranking import ranks
 from outeffhop.experiments.registry import NAMES, find
-from outeffhop.experiments.running import check_out
+from outeffhop.experiments.running import check
 from outeffhop.experiments.running import run as run_experiment
 from outeffhop.outliers.saving import check_folder
 from outeffhop.report.experiments import text_of, write_report
@@ -59,9 +59,7 @@ def run(name: str, settings: Settings, as_json: bool) -> None:
     """One experiment, or all; the page is written anew after each, so that what is done can be seen."""
     chosen = [find(n) for n in (NAMES if name == "all" else (name,))]
     for experiment in chosen:  # before hours of the first: the last may lack its data, or the cells asked for
-        check_data(experiment, settings)
-        check_only(experiment, settings)
-        check_out(experiment, settings)
+        check(experiment, settings)
     results = []
     for experiment in chosen:
         result = run_experiment(experiment, settings, lambda line: print(line, file=sys.stderr))

@@ -35,7 +35,7 @@ from outeffhop.experiments.experiment import (
 from outeffhop.outliers.reading import read_json
 from outeffhop.outliers.saving import from_plain, to_plain, write_whole
 
-__all__ = ["check_out", "found_before", "run"]
+__all__ = ["check", "found_before", "run"]
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,7 @@ class _Kept:
 
 def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] = print) -> Result:
     """Measures the cells that are not measured yet, and writes ``result.json`` with its figures."""
-    check_data(experiment, settings)
-    check_out(experiment, settings)
-    check_only(experiment, settings)
+    check(experiment, settings)
     folder = settings.out / experiment.name
     cells = list(experiment.cells(settings))
     done = _all_kept(experiment, settings)
@@ -75,6 +73,13 @@ def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] 
     result = dataclasses.replace(result, conditions=conditions)
     write_whole(folder / "result.json", result.to_json())
     return result
+
+
+def check(experiment: Experiment, settings: Settings) -> None:
+    """Raises ValueError for what would stop it, or be lost by it, once it runs."""
+    check_data(experiment, settings)
+    check_only(experiment, settings)
+    _check_out(experiment, settings)
 
 
 def found_before(experiment: Experiment, settings: Settings) -> dict[str, Values]:
@@ -156,7 +161,7 @@ def _read(folder: Path, cell: Cell, settings: Settings) -> _Kept | None:
         return None
 
 
-def check_out(experiment: Experiment, settings: Settings) -> None:
+def _check_out(experiment: Experiment, settings: Settings) -> None:
     """Raises ValueError where cells of another scale, or of a trial, lie: hours of measuring are not written over."""
     folder = settings.out / experiment.name
     for cell in experiment.cells(settings):
