@@ -120,14 +120,18 @@ def test_a_question_asked_otherwise_is_measured_anew(squares, tmp_path):
 
 
 @pytest.mark.parametrize("other", [{"quick": True}, {"scale": "small"}])
-def test_cells_of_another_scale_or_of_a_trial_are_not_written_over(squares, tmp_path, other):
+def test_cells_are_not_written_over_by_another_scale_or_a_trial(squares, tmp_path, other):
     before = run(squares, Settings(out=tmp_path), quiet)
-    with pytest.raises(
-        ValueError, match=r"out='.*' holds cells of squares with scale='tiny', quick=False.*another out"
-    ):
+    with pytest.raises(ValueError, match=r"out='.*' holds cells of squares with scale='tiny': those .* another out"):
         run(squares, Settings(out=tmp_path, **other), quiet)
     assert run(squares, Settings(out=tmp_path), quiet) == before
     assert len(measured(tmp_path)) == 4
+
+
+def test_a_trial_gives_way(squares, tmp_path):
+    run(squares, Settings(out=tmp_path, quick=True), quiet)
+    assert "cut down" not in run(squares, Settings(out=tmp_path), quiet).conditions["scale"]
+    assert len(measured(tmp_path)) == 8
 
 
 def test_a_killed_experiment_goes_on_where_it_stopped(squares, tmp_path):

@@ -162,7 +162,7 @@ def _read(folder: Path, cell: Cell, settings: Settings) -> _Kept | None:
 
 
 def _check_out(experiment: Experiment, settings: Settings) -> None:
-    """Raises ValueError where cells of another scale, or of a trial, lie: hours of measuring are not written over."""
+    """Raises ValueError where cells of another scale lie, or a trial would replace them; a trial itself may go."""
     folder = settings.out / experiment.name
     for cell in experiment.cells(settings):
         try:
@@ -170,11 +170,11 @@ def _check_out(experiment: Experiment, settings: Settings) -> None:
             there = (kept["scale"], kept["quick"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if there != (settings.scale, settings.quick):
+        if not there[1] and there != (settings.scale, settings.quick):
             raise ValueError(
-                f"out={str(settings.out)!r} holds cells of {experiment.name} with scale={there[0]!r}, "
-                f"quick={there[1]}: those of scale={settings.scale!r}, quick={settings.quick} would replace them; "
-                f"give another out, or remove {folder}"
+                f"out={str(settings.out)!r} holds cells of {experiment.name} with scale={there[0]!r}: those of "
+                f"scale={settings.scale!r}{', quick' if settings.quick else ''} would replace them; give another out, "
+                f"or remove {folder}"
             )
 
 
