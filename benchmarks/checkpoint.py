@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from measure import environment, keep
 
-from outeffhop.data import batches, prepare
-from outeffhop.models.loading import load_checkpoint
+from outeffhop.lab.data import batches, prepare
+from outeffhop.models.checkpoint import load_checkpoint
 from outeffhop.outliers import measure
 from outeffhop.quantization import evaluate
 

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from measure import Work, environment, keep, peak_memory, times
 
-from outeffhop.attention import explain
 from outeffhop.functional import softmax_n
 from outeffhop.memory import HopfieldMemory
+from outeffhop.ops import explain
 
 SIZE = 64
 BETA = 1 / math.sqrt(SIZE)

@@ -24,12 +24,12 @@ import transformers
 from measure import environment, keep
 from torch.utils.data import DataLoader
 
-from outeffhop.data import Prepared
-from outeffhop.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
-from outeffhop.training.run import build, prepare_data
-from outeffhop.training.schedule import make_optimizer, make_schedule
-from outeffhop.training.tasks import resolve
-from outeffhop.training.trainer import EpochSampler
+from outeffhop.lab.data import Prepared
+from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
+from outeffhop.lab.training.lr_schedule import make_optimizer, make_schedule
+from outeffhop.lab.training.recipes import resolve
+from outeffhop.lab.training.run import build, prepare_data
+from outeffhop.lab.training.trainer import EpochSampler
 
 # device → preset, precision, copies of the text (a small model has more in a batch), steps between two lines, lines
 SETTINGS = {"cpu": ("tiny", "fp32", 1, 5, 6), "cuda": ("small", "bf16", 30, 20, 6)}

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 
 # page → the file it is, which readers of the repository find where it belongs
 ELSEWHERE = {
-    "derivation.md": "src/outeffhop/attention/README.md",
+    "derivation.md": "src/outeffhop/ops/README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }

@@ -10,9 +10,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from outeffhop.experiments.experiment import Result
-from outeffhop.experiments.registry import NAMES
-from outeffhop.report.markdown import markdown_of
+from outeffhop.lab.paper.experiment import Result
+from outeffhop.lab.paper.registry import NAMES
+from outeffhop.lab.report.markdown import markdown_of
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"

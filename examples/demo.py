@@ -21,15 +21,15 @@ from typing import Any
 import retrieve_digits
 
 from outeffhop.cli.reproduce import show
-from outeffhop.experiments import drawing
-from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values
-from outeffhop.experiments.models import finished, measured, quantized, run_config
-from outeffhop.experiments.ranking import mean_std
-from outeffhop.experiments.running import run
-from outeffhop.experiments.table1 import loss_verdict
-from outeffhop.experiments.training_outliers import curve_of, growth_verdict
+from outeffhop.lab.paper import drawing
+from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values
+from outeffhop.lab.paper.ranking import mean_std
+from outeffhop.lab.paper.running import run
+from outeffhop.lab.paper.table1 import loss_verdict
+from outeffhop.lab.paper.trained_cells import finished, measured, quantized, run_config
+from outeffhop.lab.paper.training_outliers import curve_of, growth_verdict
+from outeffhop.lab.report.experiments_page import write_report
 from outeffhop.models import presets
-from outeffhop.report.experiments import write_report
 
 METHODS = ("vanilla", "outeffhop")
 ABOUT = "A tiny OPT trained with softmax and with softmax1: its outliers, and what 8 bits cost it."

@@ -23,11 +23,12 @@ import torch
 from transformers import Trainer, TrainingArguments, set_seed
 
 import outeffhop
-from outeffhop.data import Prepared, batches, prepare, task_of
-from outeffhop.models.loading import load_checkpoint
+from outeffhop.lab.data import Prepared, batches, prepare
+from outeffhop.lab.training import DataConfig, RunConfig, TrainConfig, train
+from outeffhop.metrics import task_of
+from outeffhop.models.checkpoint import load_checkpoint
 from outeffhop.outliers import measure
 from outeffhop.quantization import evaluate
-from outeffhop.training import DataConfig, RunConfig, TrainConfig, train
 
 BATCH = 16
 

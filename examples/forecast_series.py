@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outeffhop.data import batches
-from outeffhop.experiments.drawing import colour, new, save
-from outeffhop.models.loading import load_checkpoint
+from outeffhop.lab.data import batches
+from outeffhop.lab.paper.drawing import colour, new, save
+from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
+from outeffhop.lab.training.run import prepare_data
+from outeffhop.metrics import metric_for
+from outeffhop.models.checkpoint import load_checkpoint
 from outeffhop.outliers import measure
-from outeffhop.quantization.metrics import metric_for
-from outeffhop.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
-from outeffhop.training.run import prepare_data
 
 DAY = 24
 COPY = "yesterday again"

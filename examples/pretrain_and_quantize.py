@@ -19,12 +19,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outeffhop.data import Prepared, batches
-from outeffhop.models.loading import load_checkpoint
+from outeffhop.lab.data import Prepared, batches
+from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
+from outeffhop.lab.training.run import prepare_data
+from outeffhop.models.checkpoint import load_checkpoint
 from outeffhop.outliers import compare, measure
 from outeffhop.quantization import evaluate
-from outeffhop.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
-from outeffhop.training.run import prepare_data
 
 
 def pretrain(method: str, given: argparse.Namespace) -> RunFolder:

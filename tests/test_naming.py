@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from outeffhop.naming import did_you_mean, known
+from outeffhop._naming import did_you_mean, known
 
 NAMES = ("vanilla", "outeffhop", "clipped")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outeffhop.models import model_summary
-from outeffhop.models.loading import load_checkpoint
+from outeffhop.models.checkpoint import load_checkpoint
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL = ("--steps", "2", "--batches", "1", "--length", "32")

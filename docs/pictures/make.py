@@ -16,8 +16,8 @@ import matplotlib as mpl
 import torch
 from PIL import Image
 
-from outeffhop.experiments import drawing
 from outeffhop.functional import softmax_n
+from outeffhop.lab.paper import drawing
 from outeffhop.methods import Method
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"

@@ -3,12 +3,12 @@
 Importing this package makes the methods known to transformers as attention implementations.
 """
 
-from outeffhop.attention import attention, explain
 from outeffhop.functional import clipped_softmax, entmax, logsumexp_n, softmax1, softmax_n, sparsemax
 from outeffhop.memory import HopfieldMemory, NoOp
 from outeffhop.methods import Method, methods
 from outeffhop.models import SinkSchedule, convert, from_config, model_summary
 from outeffhop.nn import OutEffHop, OutEffHopLayer, OutEffHopPooling
+from outeffhop.ops import attention, explain
 
 __version__ = "0.1.0"
 

@@ -17,8 +17,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from outeffhop._naming import did_you_mean, known
 from outeffhop.functional import below_sink, clipped_softmax, entmax, softmax_n
-from outeffhop.naming import did_you_mean, known
 
 __all__ = [
     "Method",

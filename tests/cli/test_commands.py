@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from outeffhop import __version__
-from outeffhop.attention import BACKENDS
 from outeffhop.cli.main import main
 from outeffhop.methods import methods
 from outeffhop.models import presets
+from outeffhop.ops import BACKENDS
 
 
 def test_as_a_module():

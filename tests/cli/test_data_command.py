@@ -5,7 +5,7 @@ import json
 import pytest
 
 from outeffhop.cli.main import main
-from outeffhop.data.specs import BUILTIN
+from outeffhop.lab.data.specs import BUILTIN
 
 
 def test_what_there_is(capsys):

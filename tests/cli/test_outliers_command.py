@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outeffhop.cli.main import main
-from outeffhop.data import prepare
+from outeffhop.lab.data import prepare
 from outeffhop.models import presets
 from outeffhop.outliers import OutlierReport
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outeffhop.cli.main import main
-from outeffhop.data import prepare
+from outeffhop.lab.data import prepare
 from outeffhop.models import presets
 from outeffhop.quantization import QuantizationReport
 

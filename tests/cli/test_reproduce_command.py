@@ -6,8 +6,8 @@ import pytest
 
 from outeffhop.cli.main import main
 from outeffhop.cli.reproduce import show
-from outeffhop.experiments import Result, Table, Verdict
-from outeffhop.experiments.registry import NAMES, find
+from outeffhop.lab.paper import Result, Table, Verdict
+from outeffhop.lab.paper.registry import NAMES, find
 
 
 def test_without_a_name_it_lists_what_there_is(capsys):

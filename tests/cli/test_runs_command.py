@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from outeffhop.cli.main import main
+from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
+from outeffhop.lab.training.recipes import resolve
 from outeffhop.outliers import OutlierReport
-from outeffhop.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
-from outeffhop.training.tasks import resolve
 
 
 def config(out, steps=2, **fields):

@@ -10,8 +10,8 @@ import yaml
 
 from outeffhop.cli.console import speaks
 from outeffhop.cli.main import main
-from outeffhop.training import Result, RunFolder
-from outeffhop.training.trainer import RunTrainer
+from outeffhop.lab.training import Result, RunFolder
+from outeffhop.lab.training.trainer import RunTrainer
 
 # a model of next to nothing: these tests are about the command
 SMALL = ["--changes", "hidden_size", "16", "num_hidden_layers", "1", "num_attention_heads", "2", "ffn_dim", "16"]

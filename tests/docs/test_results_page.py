@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from outeffhop.experiments import Figure, Result, Table, Verdict
-from outeffhop.report.markdown import markdown_of
+from outeffhop.lab.paper import Figure, Result, Table, Verdict
+from outeffhop.lab.report.markdown import markdown_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from outeffhop.cli.main import main as command
+from outeffhop.lab.training import DataConfig, RunConfig, TrainConfig, train
 from outeffhop.memory import HopfieldMemory
-from outeffhop.training import DataConfig, RunConfig, TrainConfig, train
 
 DATA = {"bert": "builtin:text", "opt": "builtin:text", "vit": "builtin:images", "stanhop": "builtin:series"}
 SIZES = {

@@ -31,8 +31,8 @@ IMPORTED = (
     "outeffhop.cli.quantize",
     "outeffhop.cli.reproduce",
     "outeffhop.cli.train",
-    "outeffhop.experiments.energy",
-    "outeffhop.report.experiments",
+    "outeffhop.lab.paper.energy_landscape",
+    "outeffhop.lab.report.experiments_page",
 )
 
 
@@ -138,7 +138,7 @@ def copy(source, target):
 
 def trap(moment, count):
     """Kills this process at the count-th file written whole: half of it written, before its renaming, or after."""
-    from outeffhop.outliers import saving
+    from outeffhop import _io
 
     calls = iter(range(1, count + 1))
     name = {"half": "fsync", "rename": "replace", "renamed": "replace"}[moment]
@@ -160,7 +160,7 @@ def trap(moment, count):
         def __getattr__(self, attribute):
             return called if attribute == name else getattr(os, attribute)
 
-    saving.os = Trapped()
+    _io.os = Trapped()
 
 
 STEPS = {

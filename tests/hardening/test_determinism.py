@@ -1,7 +1,7 @@
 """The same seed gives the same numbers, byte for byte, in another process: on a CPU, with as many threads.
 
-That a killed run ends with the numbers of one that was not is in tests/training/test_resume.py; that worker
-processes change nothing, in tests/training/test_train.py and tests/experiments/test_framework.py.
+That a killed run ends with the numbers of one that was not is in tests/lab/training/test_resume.py; that worker
+processes change nothing, in tests/lab/training/test_train.py and tests/lab/paper/test_framework.py.
 """
 
 import json

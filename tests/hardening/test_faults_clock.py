@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from outeffhop.cli import console
-from outeffhop.data.store import Store
-from outeffhop.experiments import Cell, Experiment, Result, Settings, run
-from outeffhop.training import DataConfig, RunConfig, RunFolder, TrainConfig, callbacks, resume, train
+from outeffhop.lab.data.disk_cache import Store
+from outeffhop.lab.paper import Cell, Experiment, Result, Settings, run
+from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, callbacks, resume, train
 
 SIZES = dict(e_layers=1, d_model=16, d_ff=32, num_heads=2)
 

@@ -1,6 +1,6 @@
 """NaN in data: refused by file and place, before anything is trained on it.
 
-A loss, weights or activations that become NaN in training are in tests/training/test_train.py; checkpoints with NaN
+A loss, weights or activations that become NaN in training are in tests/lab/training/test_train.py; checkpoints with NaN
 in tests/models/test_loading.py.
 """
 
@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from outeffhop.cli.main import main
-from outeffhop.data import load_bags, prepare
-from outeffhop.training import RunFolder
+from outeffhop.lab.data import load_bags, prepare
+from outeffhop.lab.training import RunFolder
 
 
 def series(path, bad, row=250, column=1):

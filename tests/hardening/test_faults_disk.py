@@ -1,7 +1,7 @@
 """A disk that is full, and a folder that cannot be written to: said at once or in the end, and nothing is lost.
 
 The disks are real, of a few hundred kB, and mounted for one process alone. More of training on a full disk is in
-tests/training/test_train.py.
+tests/lab/training/test_train.py.
 """
 
 import json
@@ -10,10 +10,10 @@ import re
 import pytest
 from safetensors.torch import load_file
 
-from outeffhop.experiments.energy import EXPERIMENT
-from outeffhop.experiments.experiment import Settings
+from outeffhop.lab.paper.energy_landscape import EXPERIMENT
+from outeffhop.lab.paper.experiment import Settings
+from outeffhop.lab.training import RunFolder
 from outeffhop.outliers import OutlierReport
-from outeffhop.training import RunFolder
 
 FULL = "No space left on device"
 SIZES = ["--changes", "e_layers", 1, "d_model", 16, "d_ff", 32, "num_heads", 2]
@@ -197,7 +197,7 @@ def test_a_folder_below_a_file_is_refused_before_any_work(run, server, tmp_path)
 
 
 def test_the_second_process_on_a_run_is_refused(run, server, tmp_path):
-    """By the command; how the lock behaves is in tests/training/test_rundir.py."""
+    """By the command; how the lock behaves is in tests/lab/training/test_rundir.py."""
     with RunFolder(tmp_path / "run").locked():
         codes, said = server.run(train(tmp_path / "run"))
     assert codes == [2]

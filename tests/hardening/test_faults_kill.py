@@ -1,7 +1,7 @@
 """kill −9 while results are written: a file is whole, or the one that was there before, or not there at all.
 
-Training, tokenising and measuring are killed in tests/training/test_resume.py, tests/data/test_data_tokens.py and
-tests/experiments/test_framework.py.
+Training, tokenising and measuring are killed in tests/lab/training/test_resume.py,
+tests/lab/data/test_data_tokens.py and tests/lab/paper/test_framework.py.
 """
 
 import json

@@ -1,6 +1,6 @@
 """A process of torchrun that hangs: the others wait for ``train.timeout``, then end and say which it is.
 
-One that dies is noticed by torchrun itself: tests/training/test_processes.py.
+One that dies is noticed by torchrun itself: tests/lab/training/test_processes.py.
 """
 
 import os
@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from outeffhop.training import RunConfig, RunFolder, TrainConfig, resume
-from outeffhop.training.config import to_yaml
+from outeffhop.lab.training import RunConfig, RunFolder, TrainConfig, resume
+from outeffhop.lab.training.config import to_yaml
 
 # One of the processes stops at a step, as a machine that is lost would; the one that notices ends it for good
 HANGING = """
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from outeffhop.cli.main import main
-from outeffhop.training.trainer import RunTrainer
+from outeffhop.lab.training.trainer import RunTrainer
 
 _, config, rank, pid = sys.argv
 original, calls = RunTrainer.training_step, []

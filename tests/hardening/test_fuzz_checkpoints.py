@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from outeffhop.data import prepare
-from outeffhop.data.store import Store
-from outeffhop.data.tokenizer import load_tokenizer, train_tokenizer
+from outeffhop.lab.data import prepare
+from outeffhop.lab.data.disk_cache import Store
+from outeffhop.lab.data.tokenizer import load_tokenizer, train_tokenizer
+from outeffhop.lab.training import RunConfig, RunFolder
 from outeffhop.models import presets
-from outeffhop.models.loading import load_checkpoint
-from outeffhop.training import RunConfig, RunFolder
+from outeffhop.models.checkpoint import load_checkpoint
 
 BERT = dict(num_hidden_layers=2, hidden_size=16, intermediate_size=16, num_attention_heads=2, vocab_size=300)
 STANHOP = dict(e_layers=1, d_model=8, d_ff=8, num_heads=2, in_len=8, out_len=4, num_series=7)

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outeffhop.cli.main import _COMMANDS, main
-from outeffhop.training import RunFolder
+from outeffhop.lab.training import RunFolder
 
 # no process is given a zero byte among its arguments
 WORDS = st.one_of(

@@ -9,8 +9,8 @@ from fuzzing import bytes_like, cases, command, one_line, outcome, refused
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outeffhop.training.config import DataConfig, RunConfig, TrainConfig, from_dict, from_yaml, to_dict, to_yaml
-from outeffhop.training.tasks import resolve
+from outeffhop.lab.training.config import DataConfig, RunConfig, TrainConfig, from_dict, from_yaml, to_dict, to_yaml
+from outeffhop.lab.training.recipes import resolve
 
 FIELDS = [f"{f.name}" for kind in (RunConfig, TrainConfig, DataConfig) for f in dataclasses.fields(kind)]
 SCALARS = st.one_of(

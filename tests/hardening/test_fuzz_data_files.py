@@ -12,10 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from outeffhop.data import describe, prepare
-from outeffhop.data.files import lines
-from outeffhop.data.pictures import read_idx
-from outeffhop.data.series import read_csv
+from outeffhop.lab.data import describe, prepare
+from outeffhop.lab.data.files import lines
+from outeffhop.lab.data.pictures import read_idx
+from outeffhop.lab.data.series import read_csv
 
 RANDOM = np.random.default_rng(0)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outeffhop.outliers.accumulate import TensorSums
-from outeffhop.outliers.metrics import SIGMAS, batch_stats
+from outeffhop.outliers.moments import SIGMAS, batch_stats
 from outeffhop.quantization.observers import RANGES, Observer
 from outeffhop.quantization.quantizers import GRANULARITIES, Uniform
 

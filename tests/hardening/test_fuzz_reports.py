@@ -8,18 +8,18 @@ from fuzzing import bytes_like, cases, command, one_line, outcome, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Verdict
-from outeffhop.experiments.running import run
+from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Verdict
+from outeffhop.lab.paper.running import run
+from outeffhop.lab.report.experiments_page import write_report
+from outeffhop.lab.report.outlier_page import outlier_page
+from outeffhop.lab.training import RunConfig, RunFolder
+from outeffhop.lab.training.run import Result as RunResult
 from outeffhop.outliers import OutlierReport
-from outeffhop.outliers.report import Channel, HeadStats, Position, TensorStats
+from outeffhop.outliers.outlier_report import Channel, HeadStats, Position, TensorStats
 from outeffhop.quantization import QuantizationReport
 from outeffhop.quantization.int8_graph import Operation
 from outeffhop.quantization.int8_report import RUNS, Int8Report
-from outeffhop.quantization.report import TensorError
-from outeffhop.report.experiments import write_report
-from outeffhop.report.outliers import outlier_page
-from outeffhop.training import RunConfig, RunFolder
-from outeffhop.training.run import Result as RunResult
+from outeffhop.quantization.quantization_report import TensorError
 
 TENSOR = TensorStats(
     "bert.encoder.layer.0.output",

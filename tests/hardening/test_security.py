@@ -14,15 +14,15 @@ from safetensors.torch import load_file, save_file
 
 import outeffhop
 from outeffhop.cli.main import main
-from outeffhop.data import load_bags, prepare
-from outeffhop.data.tokenizer import load_tokenizer
-from outeffhop.experiments import Cell, Figure, Result, Table, Verdict, drawing
+from outeffhop.lab.data import load_bags, prepare
+from outeffhop.lab.data.tokenizer import load_tokenizer
+from outeffhop.lab.paper import Cell, Figure, Result, Table, Verdict, drawing
+from outeffhop.lab.report import outlier_page, write_report
+from outeffhop.lab.training import RunConfig, RunFolder, TrainConfig, resume, train
+from outeffhop.lab.training.config import from_yaml
 from outeffhop.models import presets
-from outeffhop.models.loading import load_checkpoint
+from outeffhop.models.checkpoint import load_checkpoint
 from outeffhop.outliers import Channel, HeadStats, OutlierReport, TensorStats
-from outeffhop.report import outlier_page, write_report
-from outeffhop.training import RunConfig, RunFolder, TrainConfig, resume, train
-from outeffhop.training.config import from_yaml
 
 SOURCE = Path(outeffhop.__file__).parent
 SIZES = dict(e_layers=1, d_model=16, d_ff=32, num_heads=2)

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outeffhop.attention import explain
-from outeffhop.memory import HopfieldMemory, NoOp, store
+from outeffhop.memory import HopfieldMemory, NoOp, hopfield_memory
 from outeffhop.methods import Method
+from outeffhop.ops import explain
 
 MODELS = ("vanilla", "outeffhop", "outeffhop(n=6.5)", "sparse", "gsh", "gsh(alpha=1.2)", "gsh(alpha=3)", "polynomial")
 FIVE = ("vanilla", "outeffhop", "sparse", "gsh", "polynomial")
@@ -257,13 +257,13 @@ def test_max_steps_and_queries_that_never_rest() -> None:
 
 def test_only_unfinished_queries_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    plain = store.fused_update
+    plain = hopfield_memory.fused_update
 
     def counting(x: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
         seen.append(len(x))
         return plain(x, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store, "fused_update", counting)
+    monkeypatch.setattr(hopfield_memory, "fused_update", counting)
     memory = HopfieldMemory(torch.eye(8), 8.0)
     steps = memory.retrieve(torch.cat([torch.eye(8), torch.rand(8, 8)]), None).steps
     assert seen == [int((steps > done).sum()) for done in range(int(steps.max()))]
@@ -294,7 +294,7 @@ def test_blocks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         largest = max(largest, result[1].numel())
         return result
 
-    monkeypatch.setattr(store, "_BLOCK", 100)
+    monkeypatch.setattr(hopfield_memory, "_BLOCK", 100)
     monkeypatch.setattr(HopfieldMemory, "_weights", watched)
     blocks = memory.retrieve(x, 2)
     assert largest <= 100
@@ -397,7 +397,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: os.PathLike[str], monkeypat
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("outeffhop.memory.saving.os.replace", killed)
+    monkeypatch.setattr("outeffhop.memory.saved.os.replace", killed)
     with pytest.raises(KeyboardInterrupt):
         HopfieldMemory(torch.randn(5, 2)).save(path)
     assert torch.equal(HopfieldMemory.load(path).stored, old.stored)

@@ -21,7 +21,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransforme
 
 import outeffhop
 from outeffhop.models import convert, from_config
-from outeffhop.models.huggingface import attend
+from outeffhop.models.interface import attend
 from outeffhop.models.modules import attention_modules, extension_of
 
 ELEMENT = "gated(gate=element, predictor=features)"

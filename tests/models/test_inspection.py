@@ -6,9 +6,9 @@ from tiny import VOCAB, clip
 from transformers import AutoModelForMaskedLM, BertConfig
 
 import outeffhop
-from outeffhop.attention import attention, watching
 from outeffhop.models import presets
 from outeffhop.models.inspection import ModulePath, inspecting
+from outeffhop.ops import attention, watching
 
 SIX = ["vanilla", "outeffhop", "clipped", "clipped-outeffhop", "gated", "gated-outeffhop"]
 

@@ -10,7 +10,7 @@ from transformers import BertModel, Qwen2Config, Qwen2ForCausalLM
 
 import outeffhop
 from outeffhop.models import presets
-from outeffhop.models.loading import load_checkpoint
+from outeffhop.models.checkpoint import load_checkpoint
 
 
 def bert():

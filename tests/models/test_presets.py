@@ -5,7 +5,7 @@ import torch
 
 from outeffhop.methods import METHODS
 from outeffhop.models import model_summary, presets
-from outeffhop.models.loading import load_checkpoint
+from outeffhop.models.checkpoint import load_checkpoint
 
 SIX = list(METHODS)[:6]
 

@@ -7,7 +7,7 @@ import torch
 from by_hand import plain_stats
 
 from outeffhop.outliers.accumulate import TensorSums
-from outeffhop.outliers.metrics import batch_stats
+from outeffhop.outliers.moments import batch_stats
 
 
 def heavy(shape, generator, degrees=2.0):

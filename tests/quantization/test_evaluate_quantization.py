@@ -8,9 +8,9 @@ import torch
 from subjects import build, decibels, inputs, output, quantize
 from transformers import BertConfig, BertModel
 
-from outeffhop.attention.probe import is_probed
+from outeffhop.metrics import metric_for
+from outeffhop.ops.probe import is_probed
 from outeffhop.quantization import QuantizationReport, Scheme, evaluate
-from outeffhop.quantization.metrics import metric_for
 
 
 def labelled(name, seed=0):

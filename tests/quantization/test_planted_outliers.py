@@ -6,8 +6,8 @@ import pytest
 import torch
 from subjects import build, decibels, inputs, output, quantize
 
+from outeffhop.metrics import metric_for
 from outeffhop.quantization import Scheme, Uniform, evaluate
-from outeffhop.quantization.metrics import metric_for
 from outeffhop.quantization.smooth import smoothing
 
 CHANNEL, GAIN = 5, 200.0

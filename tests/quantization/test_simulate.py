@@ -9,7 +9,7 @@ import torch
 from subjects import OTHERS, PAPER, SIX, build, decibels, inputs, output, quantize
 from torch import nn
 
-from outeffhop.attention.probe import is_probed
+from outeffhop.ops.probe import is_probed
 from outeffhop.quantization import Calibration, Scheme, freeze, measuring, quantization_map, simulate
 
 EVERY = [*PAPER, *OTHERS]

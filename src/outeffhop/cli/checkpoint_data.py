@@ -11,11 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from outeffhop.data import TASKS, Prepared, prepare, task_of
-from outeffhop.models.loading import load_checkpoint
-from outeffhop.outliers.saving import check_folder
-from outeffhop.training import RunFolder
-from outeffhop.training.checks import misfit
+from outeffhop._io import check_folder
+from outeffhop.lab.data import Prepared, prepare
+from outeffhop.lab.training import RunFolder
+from outeffhop.lab.training.checks import misfit
+from outeffhop.metrics import TASKS, task_of
+from outeffhop.models.checkpoint import load_checkpoint
 
 __all__ = ["Source", "check", "load", "prepared_for", "without_labels"]
 
@@ -27,7 +28,7 @@ class Source:
     Attributes:
         checkpoint: the folder of the model itself.
         data: a spec.
-        samples: how the data is cut, as ``outeffhop.data.prepare`` has it.
+        samples: how the data is cut, as ``outeffhop.lab.data.prepare`` has it.
     """
 
     checkpoint: str

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from outeffhop.cli.console import print_json, print_table
-from outeffhop.data import TASKS, describe
-from outeffhop.data.specs import BUILTIN, KINDS
+from outeffhop.lab.data import describe
+from outeffhop.lab.data.specs import BUILTIN, KINDS
+from outeffhop.metrics import TASKS
 
 __all__ = ["show", "sources"]
 

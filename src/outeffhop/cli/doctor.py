@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from outeffhop import __version__
-from outeffhop.attention import BACKENDS, attention, explain
 from outeffhop.cli.console import print_json, print_table
+from outeffhop.ops import BACKENDS, attention, explain
 
 __all__ = ["examine", "show"]
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from outeffhop._io import to_plain, write_whole
 from outeffhop.cli.checkpoint_data import check, load, prepared_for
 from outeffhop.cli.console import print_json, print_table
-from outeffhop.data import batches
+from outeffhop.lab.data import batches
+from outeffhop.metrics import metric_for
 from outeffhop.models import model_summary
-from outeffhop.outliers.saving import to_plain, write_whole
-from outeffhop.quantization.metrics import metric_for
 
 __all__ = ["run", "show"]
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from outeffhop._io import to_plain, write_whole
 from outeffhop.cli.checkpoint_data import check, load, prepared_for, without_labels
 from outeffhop.cli.console import print_json, print_table, progress
-from outeffhop.data import batches
+from outeffhop.lab.data import batches
+from outeffhop.lab.report.outlier_page import number, outlier_page, worst_tensors
 from outeffhop.outliers import OutlierReport, measure
-from outeffhop.outliers.saving import to_plain, write_whole
-from outeffhop.report.outliers import number, outlier_page, worst_tensors
 
 __all__ = ["run", "show"]
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from outeffhop.cli.checkpoint_data import check, load, prepared_for, without_labels
 from outeffhop.cli.console import print_table, progress
-from outeffhop.data import batches
+from outeffhop.lab.data import batches
+from outeffhop.lab.training import RunFolder
+from outeffhop.lab.training.card import write_card
 from outeffhop.quantization import Folding, QuantizationReport, Scheme, evaluate, fold_layernorm
 from outeffhop.quantization.int8 import export_int8
 from outeffhop.quantization.int8_export import require
 from outeffhop.quantization.int8_report import Int8Report, measure_int8
-from outeffhop.training import RunFolder
-from outeffhop.training.card import write_card
 
 __all__ = ["run", "show", "show_int8"]
 

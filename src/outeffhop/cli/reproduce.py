@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
+from outeffhop._io import check_folder
 from outeffhop.cli.console import print_json, print_table
-from outeffhop.experiments.experiment import Result, Scale, Settings, Table
-from outeffhop.experiments.ranking import ranks
-from outeffhop.experiments.registry import NAMES, find
-from outeffhop.experiments.running import check
-from outeffhop.experiments.running import run as run_experiment
-from outeffhop.outliers.saving import check_folder
-from outeffhop.report.experiments import text_of, write_report
+from outeffhop.lab.paper.experiment import Result, Scale, Settings, Table
+from outeffhop.lab.paper.ranking import ranks
+from outeffhop.lab.paper.registry import NAMES, find
+from outeffhop.lab.paper.running import check
+from outeffhop.lab.paper.running import run as run_experiment
+from outeffhop.lab.report.experiments_page import text_of, write_report
 
 __all__ = ["list_experiments", "run", "settings_of"]
 

@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+from outeffhop._io import read_json
 from outeffhop.cli.console import print_error, print_json, print_table
-from outeffhop.outliers.reading import read_json
+from outeffhop.lab.training import Result, RunFolder
 from outeffhop.quantization import QuantizationReport
-from outeffhop.training import Result, RunFolder
 
 __all__ = ["describe", "show"]
 

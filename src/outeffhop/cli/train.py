@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 import torch.distributed
 import tyro
 
+from outeffhop._io import to_plain
 from outeffhop.cli.console import print_error, print_json, print_table, speaks
-from outeffhop.outliers.saving import to_plain
-from outeffhop.training import Result, RunConfig, RunFolder
-from outeffhop.training import resume as resume_run
-from outeffhop.training import train as train_run
-from outeffhop.training.config import DataConfig, TrainConfig, from_yaml, to_dict, to_yaml
+from outeffhop.lab.training import Result, RunConfig, RunFolder
+from outeffhop.lab.training import resume as resume_run
+from outeffhop.lab.training import train as train_run
+from outeffhop.lab.training.config import DataConfig, TrainConfig, from_yaml, to_dict, to_yaml
 
 __all__ = ["command", "help_page", "resume"]
 
@@ -124,9 +124,9 @@ def _config_in(arguments: Sequence[str]) -> RunConfig:
 
 
 def _show_plan(run: RunConfig, as_json: bool) -> None:
-    from outeffhop.training.estimate import estimate
-    from outeffhop.training.run import prepare_data
-    from outeffhop.training.tasks import resolve
+    from outeffhop.lab.training.estimate import estimate
+    from outeffhop.lab.training.recipes import resolve
+    from outeffhop.lab.training.run import prepare_data
 
     resolved = resolve(run)
     found = estimate(resolved, prepare_data(resolved))

@@ -4,9 +4,9 @@
 same memory over several processes.
 """
 
+from outeffhop.memory.hopfield_memory import HopfieldMemory
 from outeffhop.memory.noop import Extended, NoOp, extend
 from outeffhop.memory.retrieval import Retrieval
 from outeffhop.memory.sharded import ShardedMemory
-from outeffhop.memory.store import HopfieldMemory
 
 __all__ = ["HopfieldMemory", "Retrieval", "NoOp", "Extended", "extend", "ShardedMemory"]

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from outeffhop.memory.inputs import check_patterns
+from outeffhop.memory.arguments import check_patterns
 
 __all__ = ["NoOp", "Extended", "extend"]
 

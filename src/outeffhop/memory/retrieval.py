@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outeffhop.memory.inputs import wide
+from outeffhop.memory.arguments import wide
 
 __all__ = ["Retrieval", "Update", "iterate"]
 

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from outeffhop.memory.arguments import check_beta, check_method, check_patterns, check_queries, wide
 from outeffhop.memory.energy import energy
-from outeffhop.memory.inputs import check_beta, check_method, check_patterns, check_queries, wide
+from outeffhop.memory.hopfield_memory import effective_normalizer, fused_update
 from outeffhop.memory.noop import NoOp, check_size
 from outeffhop.memory.retrieval import Retrieval, Update, iterate
-from outeffhop.memory.store import effective_normalizer, fused_update
 from outeffhop.methods import Method, SoftmaxN
 
 __all__ = ["ShardedMemory"]

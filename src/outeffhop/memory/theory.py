@@ -17,7 +17,7 @@ from scipy.special import wrightomega
 from torch import Tensor
 
 from outeffhop.functional import logsumexp_n
-from outeffhop.memory.inputs import check_patterns
+from outeffhop.memory.arguments import check_patterns
 
 __all__ = [
     "separation",

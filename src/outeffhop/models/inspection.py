@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from outeffhop.attention.inputs import Call
-from outeffhop.attention.probe import probing, watching
 from outeffhop.methods import METHODS
 from outeffhop.models.modules import attention_modules, has_attention
+from outeffhop.ops.call import Call
+from outeffhop.ops.probe import probing, watching
 
 __all__ = ["ModulePath", "inspecting", "through_ours"]
 
@@ -70,7 +70,7 @@ def inspecting(
 
     Args:
         model: any model; a compiled one is to be given as it was before (``model._orig_mod``).
-        probe: ``probe(name, part, tensor) -> tensor``, as ``outeffhop.attention.probe`` calls it.
+        probe: ``probe(name, part, tensor) -> tensor``, as ``outeffhop.ops.probe`` calls it.
         watch: ``watch(name, call, lse, weights)``, likewise; the attention's kernels stay as they are.
     """
     if hasattr(model, "_orig_mod"):

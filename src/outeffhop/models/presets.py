@@ -23,10 +23,10 @@ from transformers import (
     ViTConfig,
 )
 
+from outeffhop._naming import did_you_mean, known
 from outeffhop.methods import Method
-from outeffhop.models.convert import from_config
+from outeffhop.models.conversion import from_config
 from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
-from outeffhop.naming import did_you_mean, known
 
 __all__ = ["MODELS", "SIZES", "build", "config", "count", "is_field", "method_for"]
 

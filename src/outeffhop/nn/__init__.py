@@ -3,7 +3,8 @@
 from outeffhop.nn.gate import Gate
 from outeffhop.nn.hflayers import from_hflayers
 from outeffhop.nn.hopfield import OutEffHop
-from outeffhop.nn.learned import OutEffHopLayer, OutEffHopPooling
+from outeffhop.nn.lookup import OutEffHopLayer
+from outeffhop.nn.pooling import OutEffHopPooling
 from outeffhop.nn.qk_norm import QkNorm
 from outeffhop.nn.transformer import OutEffHopDecoderLayer, OutEffHopEncoderLayer
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outeffhop.attention import attention, eager_attention
 from outeffhop.methods import Method
 from outeffhop.nn.qk_norm import QkNorm
+from outeffhop.ops import attention, eager_attention
 
 __all__ = ["Association"]
 

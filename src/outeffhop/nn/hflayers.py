@@ -16,7 +16,8 @@ from torch import Tensor
 
 from outeffhop.methods import Method
 from outeffhop.nn.hopfield import OutEffHop
-from outeffhop.nn.learned import OutEffHopLayer, OutEffHopPooling
+from outeffhop.nn.lookup import OutEffHopLayer
+from outeffhop.nn.pooling import OutEffHopPooling
 
 __all__ = ["from_hflayers"]
 

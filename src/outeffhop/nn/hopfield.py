@@ -13,7 +13,7 @@ from outeffhop.nn.association import Association
 from outeffhop.nn.gate import Gate, gated
 from outeffhop.nn.masks import merge_masks
 
-__all__ = ["OutEffHop"]
+__all__ = ["OutEffHop", "check_quantity"]
 
 
 class OutEffHop(nn.Module):
@@ -343,3 +343,8 @@ def _projection(name: str, size: int, hidden: int, wanted: bool, bias: bool, kep
             f"heads times their size is {hidden}"
         )
     return nn.Identity()
+
+
+def check_quantity(quantity: int) -> None:
+    if quantity < 1:
+        raise ValueError(f"quantity={quantity}: at least 1 is needed")

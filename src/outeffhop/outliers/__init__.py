@@ -5,6 +5,6 @@ print(report.avg_kurtosis, report.max_inf_norm)
 """
 
 from outeffhop.outliers.collector import measure
-from outeffhop.outliers.report import Channel, HeadStats, OutlierReport, Position, TensorStats, compare
+from outeffhop.outliers.outlier_report import Channel, HeadStats, OutlierReport, Position, TensorStats, compare
 
 __all__ = ["measure", "compare", "OutlierReport", "TensorStats", "HeadStats", "Position", "Channel"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from outeffhop.outliers.metrics import BatchStats
-from outeffhop.outliers.report import Channel, Position, TensorStats
+from outeffhop.outliers.moments import BatchStats
+from outeffhop.outliers.outlier_report import Channel, Position, TensorStats
 
 __all__ = ["Mean", "TensorSums"]
 

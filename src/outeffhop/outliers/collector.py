@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 
-from outeffhop.attention.inputs import Call
+from outeffhop.metrics import evaluating
 from outeffhop.models.inspection import inspecting
 from outeffhop.models.persistence import method_of
+from outeffhop.ops.call import Call
 from outeffhop.outliers.accumulate import TensorSums
 from outeffhop.outliers.heads import HeadSums, Tokens
-from outeffhop.outliers.metrics import BatchStats, Scratch, batch_stats
-from outeffhop.outliers.mode import evaluating
-from outeffhop.outliers.report import OutlierReport
+from outeffhop.outliers.moments import BatchStats, Scratch, batch_stats
+from outeffhop.outliers.outlier_report import OutlierReport
 from outeffhop.outliers.tensors import Pick, pick
 
 __all__ = ["measure"]

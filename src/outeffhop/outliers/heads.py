@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outeffhop.attention.inputs import Call
-from outeffhop.outliers.report import HeadStats
+from outeffhop.ops.call import Call
+from outeffhop.outliers.outlier_report import HeadStats
 
 __all__ = ["HeadSums", "Tokens"]
 

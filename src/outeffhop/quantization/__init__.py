@@ -1,13 +1,13 @@
 """What int8 costs: simulated quantization of weights and activations, its map and its evaluation."""
 
-from outeffhop.quantization.evaluate import evaluate
+from outeffhop.quantization.evaluation import evaluate
 from outeffhop.quantization.fold import Folding, fold_layernorm
-from outeffhop.quantization.map import QuantizationMap, quantization_map
 from outeffhop.quantization.observers import Observer
+from outeffhop.quantization.placement_map import QuantizationMap, quantization_map
+from outeffhop.quantization.quantization_report import QuantizationReport
 from outeffhop.quantization.quantizers import Grid, Uniform
-from outeffhop.quantization.report import QuantizationReport
 from outeffhop.quantization.schemes import SCHEMES, Scheme
-from outeffhop.quantization.simulate import Calibration, freeze, measuring, simulate
+from outeffhop.quantization.simulation import Calibration, freeze, measuring, simulate
 
 __all__ = [
     "simulate",

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from transformers.pytorch_utils import Conv1D
 
+from outeffhop.metrics import Batch, to_device
 from outeffhop.nn import Gate
 from outeffhop.nn.qk_norm import HeadRMSNorm
 from outeffhop.quantization.consumers import Uses, uses
-from outeffhop.quantization.metrics import Batch, to_device
 from outeffhop.quantization.placement import kind_of
 
 __all__ = ["Folding", "fold_layernorm"]

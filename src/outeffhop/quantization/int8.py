@@ -27,12 +27,11 @@ from torch.nn.functional import cross_entropy, mse_loss
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
+from outeffhop._io import check_folder, read_json
+from outeffhop.metrics import Batch, task_or_embedding
 from outeffhop.models.summary import model_summary
-from outeffhop.outliers.reading import read_json
-from outeffhop.outliers.saving import check_folder
 from outeffhop.quantization.int8_export import inputs_of, require, to_int8, to_openvino
 from outeffhop.quantization.int8_graph import Operation, operations, placement
-from outeffhop.quantization.metrics import Batch, task_or_embedding
 from outeffhop.quantization.signal_stack import kept_signal_stack
 
 __all__ = ["export_int8", "Int8Model", "PRECISIONS"]

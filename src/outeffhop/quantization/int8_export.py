@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from transformers import PreTrainedModel
 
-from outeffhop.outliers.mode import evaluating
+from outeffhop.metrics import evaluating
 from outeffhop.quantization.signal_stack import kept_signal_stack
 
 __all__ = ["require", "inputs_of", "output_of", "to_openvino", "to_int8"]

@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outeffhop.outliers.mode import evaluating
-from outeffhop.outliers.reading import from_json_value, parse_json
-from outeffhop.outliers.saving import to_plain, write_whole
+from outeffhop._io import from_json_value, parse_json, to_plain, write_whole
+from outeffhop.metrics import Batch, Metric, evaluating, metric_for
 from outeffhop.quantization.int8 import Int8Model
 from outeffhop.quantization.int8_export import inputs_of, output_of, require
 from outeffhop.quantization.int8_graph import Operation
-from outeffhop.quantization.metrics import Batch, Metric, metric_for
 from outeffhop.quantization.signal_stack import kept_signal_stack
 
 __all__ = ["Int8Report", "measure_int8", "RUNS"]

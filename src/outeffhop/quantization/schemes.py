@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from outeffhop.naming import did_you_mean
+from outeffhop._naming import did_you_mean
 from outeffhop.quantization.observers import RANGES
 from outeffhop.quantization.quantizers import Uniform
 

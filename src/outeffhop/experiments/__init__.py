@@ -1,6 +1,0 @@
-"""Every table and figure of the paper, one file each, and one experiment beyond it."""
-
-from outeffhop.experiments.experiment import Cell, Experiment, Figure, Result, Settings, Table, Verdict
-from outeffhop.experiments.running import run
-
-__all__ = ["Experiment", "Settings", "Cell", "Result", "Table", "Figure", "Verdict", "run"]

@@ -1,0 +1,261 @@
+"""Multivariate time series: scaled by what the training rows show, cut into windows of past and future."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from outeffhop.lab.data import builtin, hub
+from outeffhop.lab.data.files import files_under, unmarked_lines
+from outeffhop.lab.data.prepared import SPLITS, Prepared, Sample, check_size, stack
+from outeffhop.lab.data.specs import Spec, kind_of_file
+
+if TYPE_CHECKING:
+    from datasets import Dataset as Rows  # type: ignore[import-untyped]
+
+__all__ = ["Series", "Windows", "load_series", "prepare_series", "read_csv"]
+
+_MONTH = 30 * 24  # hours, as the benchmarks count
+_KNOWN = {  # rows for training, validation and test of the benchmarks; what follows is not used
+    "etth": (12 * _MONTH, 4 * _MONTH, 4 * _MONTH),
+    "ettm": (48 * _MONTH, 16 * _MONTH, 16 * _MONTH),
+    "wth": (28 * _MONTH, 10 * _MONTH, 10 * _MONTH),
+}
+_SHARES = (0.7, 0.1, 0.2)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values over time [rows, D], and how many rows each split has, in order from the first."""
+
+    source: str
+    digest: str
+    dates: list[str]
+    names: list[str]
+    values: NDArray[np.float64]
+    rows: tuple[int, int, int]
+
+
+class Windows(Dataset[Sample]):
+    """Each run of in_len + out_len rows: past_values [in_len, D] and future_values [out_len, D]."""
+
+    def __init__(self, values: Tensor, in_len: int, out_len: int) -> None:
+        self.values, self.in_len, self.out_len = values, in_len, out_len
+
+    def __len__(self) -> int:
+        return max(0, len(self.values) - self.in_len - self.out_len + 1)
+
+    def __getitem__(self, index: int) -> Sample:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        start = index % len(self)
+        now = start + self.in_len
+        return {"past_values": self.values[start:now], "future_values": self.values[now : now + self.out_len]}
+
+
+def load_series(spec: Spec) -> Series:
+    """The series a spec names: ETTh, ETTm and WTH with their known splits, others 70/10/20 by rows."""
+    if spec.where == "builtin":
+        dates, values = builtin.synthetic_series()
+        names = [f"series{i}" for i in range(values.shape[1])]
+        name = spec.name
+    elif spec.where == "hub":
+        dates, names, values = _of_hub(spec, hub.load(spec))
+        name = spec.name.replace("/", "")
+    else:
+        file = _one_csv(spec)
+        dates, names, values = read_csv(file)
+        name = file.name
+    _check_dates(spec, dates)
+    digest = hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
+    return Series(spec.text, digest, dates, names, values, _rows(spec, name, len(values)))
+
+
+def _one_csv(spec: Spec) -> Path:
+    files = [file for file in files_under(spec.path) if kind_of_file(file) == "series"]
+    if len(files) != 1:
+        raise ValueError(f"data spec {spec.text!r} holds {len(files)} csv files: give one, such as {files[0]}")
+    return files[0]
+
+
+def _rows(spec: Spec, name: str, rows: int) -> tuple[int, int, int]:
+    for benchmark, known in _KNOWN.items():
+        if name.lower().startswith(benchmark):
+            if rows < sum(known):
+                raise ValueError(
+                    f"data spec {spec.text!r} has {rows} rows, but the known splits of {benchmark.upper()} need "
+                    f"{sum(known)}: give the whole file, or rename it to be split 70/10/20"
+                )
+            return known
+    train, test = int(_SHARES[0] * rows), int(_SHARES[2] * rows)
+    return train, rows - train - test, test
+
+
+def _check_dates(spec: Spec, dates: list[str]) -> None:
+    """Refuses a first column that is no time, and rows from the last to the first, which would test on the past."""
+    numbers = list(takewhile(math.isfinite, map(_as_number, dates)))
+    if len(numbers) == len(dates) and (np.diff(numbers) < 0).any():
+        raise ValueError(
+            f"data spec {spec.text!r}: the numbers of the first column do not grow, so they are no dates: put dates or "
+            "row numbers into the first column, and the rows in order of time"
+        )
+    first, last = _as_time(dates[0]), _as_time(dates[-1])
+    if first is not None and last is not None and last < first:
+        raise ValueError(
+            f"data spec {spec.text!r} goes back in time, from {dates[0]} to {dates[-1]}: sort its rows, first to last"
+        )
+
+
+def _as_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def _as_time(text: str) -> datetime | None:
+    """What ISO 8601 would read; None of other ways to write a date."""
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def read_csv(file: Path) -> tuple[list[str], list[str], NDArray[np.float64]]:
+    """Dates, names of the series, and values [rows, D] of a csv file with a header and dates first."""
+    rows = _csv_rows(file)
+    _, header = next(rows, (0, []))
+    if len(header) < 2:
+        raise ValueError(
+            f"{file} has no header with a date and at least one series, with commas between: its first line is {header}"
+        )
+    if header[0][:1].isdigit() and all(math.isfinite(_as_number(name)) for name in header[1:]):
+        raise ValueError(f"{file} has no header: its first line is {header}; put names above the columns")
+    dates, values = [], []
+    for number, row in rows:
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise ValueError(f"{file}, row {number}: {len(row)} values, but the header has {len(header)}")
+        dates.append(row[0])
+        named = zip(header[1:], row[1:], strict=True)
+        values.append([_number(file, number, name, text) for name, text in named])
+    if not values:
+        raise ValueError(f"{file} has a header but no rows")
+    return dates, header[1:], np.array(values)
+
+
+def _csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(unmarked_lines(file))
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:  # a quote without its partner, mostly
+        raise ValueError(f"{file}, row {reader.line_num}: {error}") from error
+
+
+def _number(file: Path, row: int, column: str, text: str) -> float:
+    value = _as_number(text)
+    if not np.isfinite(value):
+        raise ValueError(f"{file}, row {row}, column {column!r}: {text!r} is no finite number; fill or drop the row")
+    return value
+
+
+def _of_hub(spec: Spec, found: dict[str, Rows]) -> tuple[list[str], list[str], NDArray[np.float64]]:
+    """The rows of all splits in order of time; our own splits are by rows."""
+    dates: list[str] = []
+    parts: list[NDArray[np.float64]] = []
+    names: list[str] = []
+    for rows in (found[split] for split in SPLITS if split in found):
+        first, *names = rows.features
+        dates += [str(date) for date in rows[first]]
+        parts.append(np.column_stack([_column(spec, rows, name) for name in names]))
+    if not parts:
+        raise ValueError(f"data spec {spec.text!r} has splits {', '.join(found)}: one of {', '.join(SPLITS)} is needed")
+    values = np.concatenate(parts)
+    bad = np.argwhere(~np.isfinite(values))
+    if len(bad):
+        row, column = bad[0]
+        raise ValueError(f"data spec {spec.text!r}, row {row}, column {names[column]!r}: no finite number")
+    return dates, names, values
+
+
+def _column(spec: Spec, rows: Rows, name: str) -> NDArray[np.float64]:
+    try:
+        return np.asarray(rows[name], np.float64)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"data spec {spec.text!r}: column {name!r} does not hold numbers ({error})") from error
+
+
+def prepare_series(series: Series, *, in_len: int, out_len: int) -> Prepared:
+    """Series ready for a forecaster.
+
+    Scaling is fitted on the training rows alone. Validation and test windows begin in_len rows early, so that
+    every row of theirs is forecast: the past may be known, the future may not.
+    """
+    check_size("in_len", in_len)
+    check_size("out_len", out_len)
+    train_rows = series.values[: series.rows[0]]
+    if not len(train_rows):
+        raise ValueError(f"data spec {series.source!r} has {len(series.values)} rows, none for training: give more")
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = train_rows.mean(0), train_rows.std(0)
+        # of a series that stands still while training; rounding may leave it a deviation of 1e-16
+        deviation = np.where(train_rows.max(0) > train_rows.min(0), deviation, 1.0)
+        scaled = torch.from_numpy((series.values - mean) / deviation).float()
+    lost = (~torch.isfinite(scaled)).nonzero()
+    if len(lost) or not np.isfinite(deviation).all():
+        column = int(lost[0, 1]) if len(lost) else int(np.argmin(np.isfinite(deviation)))
+        raise ValueError(
+            f"data spec {series.source!r}: series {series.names[column]!r} has values too large to scale: "
+            "mend or drop them"
+        )
+    sets = {}
+    for split, begin, end in _bounds(series.rows):
+        sets[split] = Windows(scaled[max(0, begin - in_len) : end], in_len, out_len)
+        if not len(sets[split]):
+            raise ValueError(
+                f"data spec {series.source!r} has {end - begin} rows in {split}, too few for one window of "
+                f"in_len={in_len} and out_len={out_len}: give more rows or shorter windows"
+            )
+    return Prepared(
+        "forecasting",
+        train=sets["train"],
+        validation=sets["validation"],
+        test=sets["test"],
+        collate=stack,
+        eval_collate=stack,
+        changes={"num_series": series.values.shape[1], "in_len": in_len, "out_len": out_len},
+        about={
+            "source": series.source,
+            "kind": "series",
+            "content": series.digest,
+            "splits": {
+                split: {"samples": len(part), "rows": rows}
+                for (split, part), rows in zip(sets.items(), series.rows, strict=True)
+            },
+            "series": series.names,
+            "preprocessing": {"mean": mean.tolist(), "std": deviation.tolist(), "in_len": in_len, "out_len": out_len},
+        },
+    )
+
+
+def _bounds(rows: tuple[int, int, int]) -> Iterator[tuple[str, int, int]]:
+    begin = 0
+    for split, count in zip(SPLITS, rows, strict=True):
+        yield split, begin, begin + count
+        begin += count

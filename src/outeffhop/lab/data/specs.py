@@ -1,0 +1,126 @@
+"""What a user writes to name data: ``builtin:text``, a path, or ``hub:NAME[/CONFIG]``."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from os.path import expanduser
+from pathlib import Path
+
+from outeffhop._naming import did_you_mean, known
+from outeffhop.lab.data.files import bare_name, files_under, suffix
+from outeffhop.metrics import TASKS
+
+__all__ = ["BUILTIN", "KINDS", "Spec", "kind_of_path", "parse", "require_kind"]
+
+BUILTIN = {
+    "text": "Python's own documentation topics, 0.4 MB of English and code",
+    "images": "scikit-learn's handwritten digits, 1,797 images of 8×8, ten classes",
+    "series": "a synthetic multivariate series, 7 coupled series of 4,000 hours",
+}
+KINDS = {  # kind: what a path may hold to be of that kind
+    "text": "text files (.txt, .tokens, .text, .raw, .md; also .gz and .xz), UTF-8",
+    "images": "an image folder with a subfolder per class, idx files (.gz too), or npz files with x and y",
+    "series": "a csv file whose first column is a date",
+    "bags": "an npz file with X, bag and y",
+}
+_TEXT = (".txt", ".tokens", ".text", ".raw", ".md")
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A parsed spec: ``where`` is builtin, path or hub, ``name`` the rest of it."""
+
+    text: str
+    where: str
+    name: str
+
+    @property
+    def path(self) -> Path:
+        return Path(expanduser(self.name))  # leaves an unknown home as it is, to be named
+
+
+def parse(spec: str | os.PathLike[str]) -> Spec:
+    """Reads a spec; a path must exist, a builtin must be known."""
+    spec = os.fspath(spec) if isinstance(spec, os.PathLike) else spec
+    if not isinstance(spec, str) or not spec.strip():
+        raise ValueError(f"data spec {spec!r} is empty: give builtin:text, a path, or hub:NAME[/CONFIG]")
+    where, colon, name = spec.partition(":")
+    if where == "hub" and colon:
+        if not name.strip("/"):
+            raise ValueError(f"data spec {spec!r} names no dataset: write hub:NAME or hub:NAME/CONFIG")
+        return Spec(spec, "hub", name.strip("/"))
+    if where == "builtin" and colon:
+        return Spec(spec, "builtin", known("builtin", name, BUILTIN))
+    found = Spec(spec, "path", spec)
+    if not found.path.exists():
+        near = did_you_mean(spec, [f"builtin:{name}" for name in BUILTIN])
+        if near == "." and found.path.parent.is_dir():
+            near = did_you_mean(found.path.name, [p.name for p in found.path.parent.iterdir()])
+        raise ValueError(
+            f"data spec {spec!r}: there is no such path{near} Give builtin:{'|'.join(BUILTIN)}, "
+            "an existing path, or hub:NAME[/CONFIG]"
+        )
+    return found
+
+
+def kind_of_file(path: Path) -> str | None:
+    """text, images, series or bags by the file's name (and an npz's keys); None for other files."""
+    ending = suffix(path)
+    if ending in _TEXT:
+        return "text"
+    if ending == ".csv":
+        return "series"
+    if ending in _PICTURES or is_idx(path):
+        return "images"
+    if ending == ".npz":
+        return "bags" if "bag" in _npz_names(path) else "images"
+    return None
+
+
+def is_idx(path: Path) -> bool:
+    """An idx file, as MNIST's: ``train-images-idx3-ubyte.gz`` or ``images.idx``."""
+    name = bare_name(path)
+    return name.endswith(("ubyte", ".idx")) and suffix(path) not in _TEXT
+
+
+def _npz_names(path: Path) -> list[str]:
+    from zipfile import BadZipFile, ZipFile
+
+    try:
+        with ZipFile(path) as file:
+            return [name.removesuffix(".npy") for name in file.namelist()]
+    except (BadZipFile, NotImplementedError, ValueError) as error:
+        raise ValueError(f"{path} is not an npz file ({error}): write it with numpy.savez") from error
+
+
+def kind_of_path(path: Path, wanted: str | None = None, spec: str | None = None) -> str:
+    """The kind of data under a path: the wanted one if any file is of it, else the one with the most bytes.
+
+    ``spec`` is how the path was given, for an error to name.
+    """
+    sizes: Counter[str] = Counter()
+    for file in files_under(path):
+        kind = kind_of_file(file)
+        if kind is not None:
+            sizes[kind] += file.stat().st_size + 1
+    if not sizes:
+        usable = "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
+        given = f"data spec {spec!r}: " if spec not in (None, str(path)) else ""
+        raise ValueError(f"{given}{path} holds no file that can be read as data. Usable are {usable}")
+    return wanted if wanted is not None and wanted in sizes else sizes.most_common(1)[0][0]
+
+
+def require_kind(spec: Spec, kind: str, task: str) -> None:
+    """Refuses data of one kind for a task that needs another."""
+    needed = TASKS[task][0]
+    if kind == needed:
+        return
+    fitting = ", ".join(t for t, (k, _) in TASKS.items() if k == kind)
+    remedy = f"{kind} would do for {fitting}" if fitting else "bags are read by load_bags"
+    raise ValueError(
+        f"data spec {spec.text!r} holds {kind}, but task {task!r} needs {needed}: "
+        f"give {KINDS[needed]}, or builtin:{needed} ({remedy})"
+    )

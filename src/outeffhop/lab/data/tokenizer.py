@@ -1,0 +1,178 @@
+"""Tokenizers: from a folder, without a network, or a byte-level BPE trained on the data at hand."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from os.path import expanduser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from outeffhop.lab.data.disk_cache import Store
+from outeffhop.lab.data.prepared import check_size
+from outeffhop.lab.data.text import Corpus, pieces
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = ["find_tokenizer", "ids_of", "load_tokenizer", "train_tokenizer"]
+
+_VERSION = 2  # of the training below: part of the key under which a trained tokenizer is kept
+_SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+_ENOUGH = 1 << 25  # characters to train on
+_SMALLEST = 256 + len(_SPECIAL)  # each byte is a token
+
+
+def find_tokenizer(
+    given: str | os.PathLike[str] | PreTrainedTokenizerFast | None, corpus: Corpus, vocab_size: int, store: Store
+) -> PreTrainedTokenizerFast:
+    """The tokenizer that is given, by object or folder, else one trained on the corpus and kept in the store."""
+    if isinstance(given, (str, os.PathLike)):
+        return load_tokenizer(given)
+    if given is not None:
+        if getattr(given, "backend_tokenizer", None) is None:
+            raise TypeError(
+                f"tokenizer is of type {type(given).__name__}: a PreTrainedTokenizerFast or a folder is needed"
+            )
+        return given
+    check_size("vocab_size", vocab_size, 0)
+    if vocab_size < _SMALLEST:
+        raise ValueError(f"vocab_size={vocab_size}: {_SMALLEST} at least are needed, one for each byte and special")
+
+    def build(folder: Path) -> dict[str, int]:
+        trained = train_tokenizer(_spread(corpus), vocab_size)
+        trained.backend_tokenizer.save(str(folder / "tokenizer.json"))
+        return {"vocab_size": len(trained)}
+
+    key = {"version": _VERSION, "text": corpus.digest, "vocab_size": vocab_size}
+    folder, _ = store.get("tokenizer", key, build)
+    return _wrap_own(Tokenizer.from_file(str(folder / "tokenizer.json")))
+
+
+def _spread(corpus: Corpus) -> Iterator[str]:
+    """The training text, or evenly spaced pieces of it where it is longer than a vocabulary needs."""
+    _, characters = corpus.count("train")
+    step = max(1, characters // _ENOUGH)
+    return (text for text, _ in islice(pieces(corpus.splits["train"]()), 0, None, step))
+
+
+def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE with GPT-2's word pattern; ids 0 to 4 are <pad>, <s>, </s>, <unk> and <mask>."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(_SPECIAL.values()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=sys.stderr.isatty(),
+    )
+    tokenizer.train_from_iterator(texts, trainer=trainer)
+    _add_template(tokenizer, "<s> $A </s>", ["<s>", "</s>"])
+    return _wrap_own(tokenizer)
+
+
+def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
+    """A tokenizer from a local folder.
+
+    Either one that transformers saved, or the bare vocabulary of BERT (vocab.txt), of GPT-2, or of RoBERTa and OPT
+    (vocab.json and merges.txt). The last is told by its <s>; as in OPT, </s> begins and ends its documents.
+    """
+    from outeffhop.models.remote_code import refuse_code
+
+    path = Path(expanduser(folder))
+    names = {p.name for p in path.iterdir()} if path.is_dir() else set()
+    if names & {"tokenizer.json", "tokenizer_config.json"}:
+        refuse_code(path / "tokenizer_config.json", remedy=": give a folder with a plain tokenizer.json")
+        read = _saved
+    elif "vocab.txt" in names:
+        read = _bert
+    elif {"vocab.json", "merges.txt"} <= names:
+        read = _byte_level
+    else:
+        raise ValueError(
+            f"tokenizer={str(path)!r} is no folder with a tokenizer: tokenizer.json, vocab.txt, "
+            "or vocab.json and merges.txt must be in it"
+        )
+    try:
+        _check_ids(_raw(path))
+        found = read(path)
+        _check_ids(found.get_vocab())
+    except Exception as error:  # tokenizers raises Exception itself, transformers whatever a damaged file leads to
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"tokenizer={str(path)!r} cannot be read: {said}") from error
+    if not 0 < ids_of(found) <= 2 * len(found):
+        raise ValueError(
+            f"tokenizer={str(path)!r} has {len(found)} tokens, but ids up to {ids_of(found) - 1}: is it damaged?"
+        )
+    return found
+
+
+def ids_of(tokenizer: PreTrainedTokenizerFast) -> int:
+    """How many ids a model must know: some tokenizers leave a few out, so that their number of tokens is less."""
+    return 1 + max(tokenizer.get_vocab().values(), default=-1)
+
+
+def _saved(folder: Path) -> PreTrainedTokenizerFast:
+    """What transformers saved."""
+    from transformers import AutoTokenizer
+
+    found: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    if not getattr(found, "is_fast", False):
+        raise ValueError("it has no fast form: save it with a tokenizer.json")
+    return found  # type: ignore[no-any-return]
+
+
+def _check_ids(tokens: dict[str, int]) -> None:
+    if len(set(tokens.values())) < len(tokens):
+        raise ValueError(f"two of its {len(tokens)} tokens have one id; is it damaged?")
+
+
+def _raw(folder: Path) -> dict[str, int]:
+    """Tokens as they stand in the file: older versions of transformers drop one of two that share an id."""
+    file = folder / "tokenizer.json"
+    found: dict[str, int] = Tokenizer.from_file(str(file)).get_vocab() if file.is_file() else {}
+    return found
+
+
+def _wrap(tokenizer: Tokenizer, **special: str) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def _wrap_own(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return _wrap(tokenizer, **_SPECIAL, cls_token="<s>", sep_token="</s>")
+
+
+def _add_template(tokenizer: Tokenizer, single: str, tokens: list[str]) -> None:
+    ids = [(token, tokenizer.token_to_id(token)) for token in tokens]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
+
+
+def _bert(folder: Path) -> PreTrainedTokenizerFast:
+    from tokenizers.implementations import BertWordPieceTokenizer  # type: ignore[attr-defined]
+
+    vocabulary = folder / "vocab.txt"
+    words = {word: i for i, word in enumerate(vocabulary.read_text(encoding="utf-8").splitlines())}
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    absent = [token for token in special.values() if token not in words]
+    if absent:
+        raise ValueError(f"{vocabulary} is no BERT vocabulary: it lacks {', '.join(absent)}")
+    cased = any(word != word.lower() for word in words if not word.startswith("["))
+    inner = BertWordPieceTokenizer(vocab=words, lowercase=not cased)
+    return _wrap(inner._tokenizer, **special)
+
+
+def _byte_level(folder: Path) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if tokenizer.token_to_id("<s>") is None:
+        return _wrap(tokenizer, **dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"))
+    _add_template(tokenizer, "</s> $A", ["</s>"])
+    return _wrap(tokenizer, **{**_SPECIAL, "bos_token": "</s>"}, cls_token="<s>", sep_token="</s>")

@@ -1,0 +1,200 @@
+"""Text to tokens, once: each split becomes one long array of ids on disk, and blocks are cuts of it.
+
+Each document is followed by the tokenizer's end token. The array does not depend on the length of blocks or on the
+task, so one tokenising serves both masked and causal models of every length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from outeffhop.lab.data.disk_cache import Store
+from outeffhop.lab.data.masking import MaskedBatch
+from outeffhop.lab.data.prepared import SPLITS, Prepared, Sample, check_size, stack
+from outeffhop.lab.data.text import Corpus, pieces
+from outeffhop.lab.data.tokenizer import find_tokenizer, ids_of
+
+if TYPE_CHECKING:
+    import os
+
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = ["TokenBlocks", "causal_batch", "prepare_text", "tokenize"]
+
+_VERSION = 2  # of the tokenising below: part of the key under which tokens are kept
+_AT_ONCE = 64  # pieces, about 4 MB of text
+
+
+class TokenBlocks(Dataset[Sample]):
+    """Blocks of ``length`` ids cut from a file of them; what is left over at the end is dropped.
+
+    Args:
+        file: raw ids of ``dtype``, mapped into memory and never read whole.
+        around: a first and a last id put around each block, which are part of its length.
+    """
+
+    def __init__(self, file: Path, dtype: str, length: int, around: tuple[int, int] | None = None) -> None:
+        self.file, self.dtype, self.length, self.around = file, dtype, length, around
+        self.inner = length - (2 if around else 0)
+        self.tokens = np.memmap(file, dtype=dtype, mode="r") if file.stat().st_size else np.empty(0, dtype)
+
+    def __len__(self) -> int:
+        return len(self.tokens) // self.inner
+
+    def __getitem__(self, index: int) -> Sample:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"block {index} of {len(self)}")
+        start = index % len(self) * self.inner
+        ids = torch.from_numpy(self.tokens[start : start + self.inner].astype(np.int64))
+        if self.around is not None:
+            first, last = self.around
+            ids = torch.cat([torch.tensor([first]), ids, torch.tensor([last])])
+        return {"input_ids": ids}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenBlocks, (self.file, self.dtype, self.length, self.around)  # a worker maps the file again
+
+
+def causal_batch(samples: list[Sample]) -> Sample:
+    """Blocks to a batch of a causal model, which shifts the labels itself."""
+    ids = stack(samples)["input_ids"]
+    # no attention_mask: blocks are full, and a mask of ones would cost the fastest kernels
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def prepare_text(
+    corpus: Corpus,
+    task: str,
+    *,
+    tokenizer: str | os.PathLike[str] | PreTrainedTokenizerFast | None,
+    vocab_size: int,
+    length: int,
+    mask_probability: float,
+    store: Store,
+    seed: int,
+) -> Prepared:
+    """Text ready for a masked or a causal language model."""
+    check_size("length", length, 3)  # two special tokens and one of the text
+    found = find_tokenizer(tokenizer, corpus, vocab_size, store)
+    content = _digest(found)
+    around = _around(found) if task == "mlm" else None
+    sets, sizes = {}, {}
+    for split in SPLITS:
+        file, said = tokenize(corpus, split, found, store, content)
+        blocks = TokenBlocks(file, said["dtype"], length, around)
+        if not len(blocks):
+            raise ValueError(
+                f"data spec {corpus.source!r} has {said['tokens']} tokens in {split}, too few for one block of "
+                f"length={length}: give more text or a smaller length"
+            )
+        sets[split], sizes[split] = blocks, {"samples": len(blocks), **said}
+    masked = task == "mlm"
+    return Prepared(
+        task,
+        train=sets["train"],
+        validation=sets["validation"],
+        test=sets["test"],
+        collate=MaskedBatch(found, mask_probability, seed, epoch=0) if masked else causal_batch,
+        eval_collate=MaskedBatch(found, mask_probability, seed, epoch=None) if masked else causal_batch,
+        tokenizer=found,
+        changes={"vocab_size": ids_of(found), **_ids(found)},
+        about={
+            "source": corpus.source,
+            "kind": "text",
+            "content": corpus.digest,
+            "splits": sizes,
+            "tokenizer": {"vocab_size": ids_of(found), "content": content, "trained_here": tokenizer is None},
+            "preprocessing": {"length": length, "around": around, "seed": seed}
+            | ({"mask_probability": mask_probability} if masked else {}),
+        },
+    )
+
+
+def tokenize(
+    corpus: Corpus, split: str, tokenizer: PreTrainedTokenizerFast, store: Store, content: str | None = None
+) -> tuple[Path, dict[str, Any]]:
+    """The file of a split's ids, made if it is not there whole, and its dtype, tokens and documents.
+
+    ``content`` is the tokenizer's hash, where it is known already.
+    """
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    if end is None:
+        raise ValueError("the tokenizer has neither an eos_token nor a sep_token to end documents with: set one")
+    dtype = "uint16" if ids_of(tokenizer) <= 1 << 16 else "uint32"
+
+    def build(folder: Path) -> dict[str, Any]:
+        tokens = documents = 0
+        with (folder / "tokens.bin").open("wb") as out:
+            for ids, ended in _encoded(corpus, split, tokenizer):
+                out.write(np.asarray([*ids, end] if ended else ids, dtype).tobytes())
+                tokens += len(ids) + ended
+                documents += ended
+        return {"tokens": tokens, "documents": documents, "dtype": dtype}
+
+    content = content or _digest(tokenizer)
+    key = {"version": _VERSION, "text": corpus.digest, "split": split, "tokenizer": content, "end": end}
+    folder, said = store.get("tokens", key, build)
+    return folder / "tokens.bin", said
+
+
+def _encoded(corpus: Corpus, split: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[list[int], bool]]:
+    """The ids of each piece, and whether it ends a document; pieces are encoded side by side on all cores."""
+    backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True  # "</s>" in a text is text: only we end documents
+    stream = pieces(corpus.splits[split]())
+    with _progress(f"tokenising {corpus.source} ({split})") as advance:
+        while some := list(islice(stream, _AT_ONCE)):
+            encoded = backend.encode_batch_fast([text for text, _ in some], add_special_tokens=False)
+            for encoding, (_, ended) in zip(encoded, some, strict=True):
+                yield encoding.ids, ended
+            advance(sum(len(text) for text, _ in some))
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int], None]]:
+    """Shows the characters so far, on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda characters: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    # not as the format of a column: a path may have braces
+    named = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), named, TextColumn("{task.completed:,} characters"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda characters: bar.advance(task, characters)
+
+
+def _digest(tokenizer: PreTrainedTokenizerFast) -> str:
+    settings = json.loads(tokenizer.backend_tokenizer.to_str())
+    for unused in ("truncation", "padding", "post_processor"):  # states of use, not of the vocabulary
+        settings.pop(unused, None)
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def _ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int | None]:
+    names = ("pad_token_id", "bos_token_id", "eos_token_id")
+    return {name: getattr(tokenizer, name) for name in names}
+
+
+def _around(tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:
+    first = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
+    last = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+    if first is None or last is None:
+        raise ValueError("the tokenizer has no cls_token and sep_token to put around a block: set them, or use clm")
+    return first, last

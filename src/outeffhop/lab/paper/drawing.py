@@ -1,0 +1,80 @@
+"""Figures in one style: a colour for each method wherever it appears, told apart by the colour-blind as well."""
+
+from __future__ import annotations
+
+import math
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from outeffhop._io import write_whole
+
+__all__ = ["COLOURS", "MARKERS", "colour", "logarithmic", "marker", "new", "save"]
+
+# Okabe and Ito's colours; what is related shares a hue's lightness, what is compared does not
+COLOURS = {
+    "vanilla": "#000000",
+    "outeffhop": "#0072B2",
+    "clipped": "#E69F00",
+    "clipped-outeffhop": "#56B4E9",
+    "gated": "#D55E00",
+    "gated-outeffhop": "#009E73",
+    "dense": "#000000",
+    "sparse": "#CC79A7",
+    "gsh": "#8A6D00",
+    "polynomial": "#999999",
+}
+MARKERS = dict(zip(COLOURS, "os^vDPoXd<", strict=True))
+
+
+def colour(method: str) -> str:
+    """Of a method by its name, parameters aside."""
+    return COLOURS.get(method.split("(")[0], "#666666")
+
+
+def marker(method: str) -> str:
+    return MARKERS.get(method.split("(")[0], "o")
+
+
+def new(width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
+    """A figure and its axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # not pyplot: it keeps every figure, and asks for a display
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns)
+    for axis in figure.axes:
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def logarithmic(axis: Any, side: str) -> None:
+    """The x or y axis of a panel on a logarithmic scale, with numbers as people write them.
+
+    To be called once all is drawn. An axis of nothing above 0 stays as it is.
+    """
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    ruler = getattr(axis, f"{side}axis")
+    if not math.isfinite(ruler.get_minpos()):
+        return
+    getattr(axis, f"set_{side}scale")("log")
+    low, high = ruler.get_view_interval()
+    ruler.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
+    ruler.set_major_formatter("{x:g}")
+    ruler.set_minor_locator(NullLocator())
+
+
+def save(figure: Any, folder: Path, name: str) -> None:
+    """As SVG and PNG, on a white ground that a dark page can hold."""
+    from matplotlib import rc_context
+
+    # without a date or random names, so that the same numbers make the same file
+    for kind, settings in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 150})):
+        drawn = BytesIO()
+        with rc_context({"svg.hashsalt": name}):
+            figure.savefig(drawn, format=kind, facecolor="white", **settings)
+        write_whole(folder / f"{name}.{kind}", drawn.getvalue())

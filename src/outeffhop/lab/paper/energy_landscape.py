@@ -1,0 +1,198 @@
+"""Figure 1: the energy of a few patterns in the plane, and where its no-op point attracts.
+
+The no-op point is x = 0. How it stands with it is said by two numbers: how far one update moves it, ‖T(0)‖, and the
+largest eigenvalue of T's Jacobian there. It attracts where the first is 0 and the second below 1, and is then a
+minimum of the energy, since ∇²H = I − ∇T.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outeffhop.lab.paper import drawing
+from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
+from outeffhop.lab.paper.running import one_thread
+from outeffhop.memory import HopfieldMemory
+
+__all__ = ["EXPERIMENT"]
+
+BETA, EDGE = 8.0, 1.45
+NO_OPS = (0, 1, 4, 8, 10, 20, 40)  # n; 0 is the dense model
+DRAWN = (0, 1, 40)
+# angles of unit patterns: evenly spread they sum to 0; the others do not
+PATTERNS = {"centred": (90.0, 210.0, 330.0), "one-sided": (90.0, 150.0, 30.0)}
+AT_NO_OP = 0.2  # a query that rests this close to x = 0 has retrieved nothing
+
+
+def stored(name: str) -> Tensor:
+    angle = torch.tensor(PATTERNS[name], dtype=torch.float64).deg2rad()
+    return torch.stack([angle.cos(), angle.sin()], 1)
+
+
+def memory_of(name: str, n: int) -> HopfieldMemory:
+    return HopfieldMemory(stored(name), BETA, f"outeffhop(n={n})" if n else "vanilla")
+
+
+def grid(points: int) -> Tensor:
+    """Queries that cover the square the figure shows, row by row.  [points², 2]"""
+    line = torch.linspace(-EDGE, EDGE, points, dtype=torch.float64)
+    x, y = torch.meshgrid(line, line, indexing="xy")
+    return torch.stack([x, y], -1).reshape(-1, 2)
+
+
+def cells(settings: Settings) -> list[Cell]:
+    points = 9 if settings.quick else 61
+    return [
+        Cell(f"{name}-n{n}", {"patterns": name, "n": n, "points": points, "beta": BETA})
+        for name in PATTERNS
+        for n in NO_OPS
+    ]
+
+
+@one_thread()
+def measure(cell: Cell, settings: Settings) -> Values:
+    memory = memory_of(cell.values["patterns"], cell.values["n"])
+    origin = torch.zeros(2, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(lambda x: memory.retrieve(x).state, origin)
+    rest = memory.retrieve(grid(cell.values["points"]), None, tol=1e-9, max_steps=10_000)
+    return {
+        "moved": float(memory.retrieve(origin).state.norm()),
+        "eigenvalue": float(torch.linalg.eigvalsh(jacobian).max()),
+        "basin": float((rest.state.norm(dim=1) < AT_NO_OP).double().mean()),
+        "unsettled": int((~rest.converged).sum()),
+        "energy_rises": int((memory.energy(rest.state) > memory.energy(grid(cell.values["points"])) + 1e-12).sum()),
+    }
+
+
+def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
+    draw(found, folder)
+    rows = [
+        [name, n, f["moved"], f["eigenvalue"], "yes" if attracts(f) else "no", f"{f['basin']:.1%}"]
+        for name in PATTERNS
+        for n in NO_OPS
+        for f in [found[f"{name}-n{n}"]]
+    ]
+    columns = ["patterns", "no-op patterns n", "‖T(0)‖", "eigenvalue at 0", "attracts", "queries that end at 0"]
+    note = f"Three unit patterns in the plane, β = {BETA:g}. n = 0 is the dense model, n = 1 the paper's softmax1."
+    return Result(
+        EXPERIMENT.name,
+        EXPERIMENT.of,
+        EXPERIMENT.about,
+        [Table("The no-op point x = 0", columns, rows, note=note)],
+        [
+            Figure(
+                "energy",
+                "Energy landscape of three patterns",
+                "Stars: patterns; diamond: the no-op point; lines: retrievals, orange where they end at the no-op "
+                "point. Colour: energy above its minimum.",
+            ),
+            Figure(
+                "no-op",
+                "When the no-op point attracts",
+                "Left, the largest eigenvalue of the update's Jacobian at x = 0; right, how far an update moves x = 0.",
+            ),
+        ],
+        verdicts(found),
+        {"patterns": "three unit vectors, at " + "; ".join(f"{k}: {v}°" for k, v in PATTERNS.items()), "β": BETA},
+    )
+
+
+def attracts(values: Values) -> bool:
+    return bool(values["moved"] < 1e-9 and values["eigenvalue"] < 1)
+
+
+def verdicts(found: dict[str, Values]) -> list[Verdict]:
+    one, side = found["centred-n1"], found["one-sided-n1"]
+    many = [n for n in NO_OPS if n and attracts(found[f"centred-n{n}"])]
+    last = NO_OPS[-1]
+    rises = sum(values["energy_rises"] for values in found.values())
+    unsettled = sum(values["unsettled"] for values in found.values())
+    least = f"from n = {min(many)} on" if many else "for none of the n tried"
+    return [
+        Verdict(
+            "The zero-energy point of OutEffHop (n = 1) is a local minimum of its energy",
+            "confirmed" if attracts(one) and attracts(side) else "contradicted",
+            f"n = 1, β = {BETA:g}: centred patterns: moved by {one['moved']:.2g}, eigenvalue {one['eigenvalue']:.2f}, "
+            f"{one['basin']:.1%} of queries end there; one-sided: moved by {side['moved']:.2f}. An eigenvalue below 1 "
+            "at a point that does not move would make it one.",
+        ),
+        Verdict(
+            "With a no-op pattern for each of many outliers (lse_K) the no-op point attracts",
+            "confirmed" if many else "contradicted",
+            f"centred patterns: {least}; at n = {last} the eigenvalue is {found[f'centred-n{last}']['eigenvalue']:.2f} "
+            f"and {found[f'centred-n{last}']['basin']:.1%} of queries end there. One-sided patterns: x = 0 is moved by "
+            f"{found[f'one-sided-n{last}']['moved']:.3f} even then, and {found[f'one-sided-n{last}']['basin']:.1%} of "
+            f"queries end within {AT_NO_OP:g} of it.",
+        ),
+        Verdict(
+            "Retrieval lowers the energy and comes to rest",
+            "confirmed" if rises == unsettled == 0 else "contradicted",
+            f"{rises} queries ended at a higher energy than they began, {unsettled} did not come to rest",
+        ),
+    ]
+
+
+def draw(found: dict[str, Values], folder: Path) -> None:
+    figure, axes = drawing.new(11.0, 7.6, len(DRAWN), len(PATTERNS))
+    levels = torch.linspace(0, 0.6, 25)
+    for row, name in enumerate(PATTERNS):
+        for column, n in enumerate(DRAWN):
+            surface = _landscape(axes[row, column], name, n, found[f"{name}-n{n}"], levels)
+    bar = figure.colorbar(surface, ax=axes, shrink=0.6, pad=0.01, ticks=[0.0, 0.2, 0.4, 0.6])
+    bar.set_label("energy above its minimum")
+    drawing.save(figure, folder, "energy")
+
+    figure, axes = drawing.new(9.0, 3.6, 2)
+    parts = {"eigenvalue": "largest eigenvalue of ∇T(0)", "moved": "‖T(0)‖"}
+    for ax, (what, label) in zip(axes, parts.items(), strict=True):
+        for name, colour, style in zip(PATTERNS, ("#56B4E9", "#0072B2"), ("-o", "--s"), strict=True):
+            values = [found[f"{name}-n{n}"][what] for n in NO_OPS]
+            ax.plot(NO_OPS, values, style, color=colour, lw=5 if style == "-o" else 1.5, label=name)
+        ax.set(xlabel="no-op patterns, n", ylabel=label, ylim=(0, None))
+    axes[0].axhline(1.0, color="#D55E00", lw=1)
+    axes[0].annotate("x = 0 attracts below this line, if it rests", (NO_OPS[-1], 1.08), ha="right", fontsize=9)
+    axes[1].legend(title="patterns", frameon=False)
+    drawing.save(figure, folder, "no-op")
+
+
+def _landscape(ax: Any, name: str, n: int, values: Values, levels: Tensor) -> Any:
+    points = 121
+    memory, at = memory_of(name, n), grid(points)
+    x, y = at.T.reshape(2, points, points)
+    height = memory.energy(at).reshape(points, points)
+    surface = ax.contourf(x, y, height - height.min(), levels, cmap="cividis", extend="max")
+    surface.set_rasterized(True)  # as lines it makes an SVG of megabytes
+    angle = torch.arange(8, dtype=torch.float64) * (math.pi / 4) + 0.35
+    ring = torch.stack([angle.cos(), angle.sin()], 1)
+    for path in _paths(memory, torch.cat([0.4 * ring, 1.3 * ring])).unbind(1):
+        ax.plot(*path.T, color="#E69F00" if path[-1].norm() < AT_NO_OP else "#56B4E9", lw=1.5, marker="o", ms=2)
+    ax.plot(*memory.patterns.T, ls="", marker="*", ms=14, mfc="#56B4E9", mec="black", zorder=5)
+    ax.plot(0, 0, marker="D", ms=7, mfc="#E69F00", mec="black", zorder=5)
+    ax.set(aspect="equal", xlim=(-EDGE, EDGE), ylim=(-EDGE, EDGE), xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+    ax.grid(visible=False)
+    word = "attracts" if attracts(values) else "is no rest" if values["moved"] >= 1e-9 else "repels"
+    ax.set_title(f"{f'OutEffHop, n = {n}' if n else 'Dense'}; {name}\nx = 0 {word}", fontsize=10)
+    return surface
+
+
+def _paths(memory: HopfieldMemory, x: Tensor) -> Tensor:
+    """Every state on the way to rest.  [T + 1, Q, 2]"""
+    states = [x]
+    for _ in range(int(memory.retrieve(x, None, tol=1e-6).steps.max())):
+        states.append(memory.retrieve(states[-1]).state)
+    return torch.stack(states)
+
+
+EXPERIMENT = Experiment(
+    "energy",
+    "Figure 1",
+    "The energy landscape of three patterns in the plane, with its no-op point: where that attracts, and where not.",
+    cells,
+    measure,
+    conclude,
+)

@@ -1,0 +1,70 @@
+"""Numbers over seeds as a table shows them, and which of a column's are best and second best."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from statistics import mean, stdev, variance
+from typing import Any
+
+from outeffhop.lab.paper.experiment import Table
+
+__all__ = ["mean_std", "number_of", "ranks", "shown", "surplus"]
+
+_NUMBER = re.compile(r"[-−+]?(\d+\.?\d*|\.\d+)(e[-−+]?\d+)?")
+
+
+def shown(value: float, digits: int = 4) -> str:
+    """So many digits and a true minus; 120 where Python would write 1.2e+02."""
+    text = f"{value:.{digits}g}"
+    return (f"{float(text):.0f}" if "e+" in text and abs(value) < 1e6 else text).replace("-", "−")
+
+
+def mean_std(values: Sequence[float], digits: int = 4) -> str:
+    """ "0.1234 ± 0.0056"; the mean alone of a single value, and where one is not finite: that has no deviation."""
+    if len(values) == 1 or not all(map(math.isfinite, values)):
+        return shown(mean(values), digits)
+    return f"{shown(mean(values), digits)} ± {shown(stdev(values), 2)}"
+
+
+def number_of(entry: Any) -> float | None:
+    """The number of an entry, or the mean of "mean ± std"; None where it is neither."""
+    if isinstance(entry, bool):
+        return None
+    if isinstance(entry, int | float):
+        return float(entry)
+    found = _NUMBER.fullmatch(str(entry).split("±")[0].strip())
+    return float(found[0].replace("−", "-")) if found else None
+
+
+def ranks(table: Table) -> dict[tuple[int, int], int]:
+    """(row, column) → 1 for the best and 2 for the second best, among the rows of a group.
+
+    Equal numbers share a rank, and after two that are best none is second. Where all numbers of a group are equal
+    nothing is best.
+    """
+    columns = list(table.columns)
+    group_at = None if table.group is None else columns.index(table.group)
+    groups: dict[Any, list[int]] = {}
+    for i, row in enumerate(table.rows):
+        groups.setdefault(None if group_at is None else row[group_at], []).append(i)
+    found = {}
+    for name, better in table.better.items():
+        at = columns.index(name)
+        for rows in groups.values():
+            numbers = {i: n for i in rows if (n := number_of(table.rows[i][at])) is not None and math.isfinite(n)}
+            order = sorted(numbers.values(), reverse=better == "high")
+            if len(set(order)) > 1:
+                found.update({(i, at): order.index(n) + 1 for i, n in numbers.items() if n in order[:2]})
+    return found
+
+
+def surplus(first: Sequence[float], second: Sequence[float]) -> float:
+    """By how much the first mean is above the second; 0 where that is within two standard errors.
+
+    One number has no error that could be known: of two single numbers the plain difference is given.
+    """
+    difference = mean(first) - mean(second)
+    errors = [variance(values) / len(values) for values in (first, second) if len(values) > 1]
+    return difference if abs(difference) > 2 * math.sqrt(sum(errors)) else 0.0

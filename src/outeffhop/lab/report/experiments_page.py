@@ -1,0 +1,137 @@
+"""The report of all experiments: our numbers beside the paper's, figures, and what became of each claim."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from outeffhop._io import write_whole
+from outeffhop.lab.paper.experiment import Figure, Result, Table, Verdict
+from outeffhop.lab.paper.ranking import ranks
+from outeffhop.lab.paper.registry import NAMES
+from outeffhop.lab.report.html import Section, page
+
+__all__ = ["experiments_page", "text_of", "write_report"]
+
+_FILE = "report.html"
+_TITLE = "The paper's tables and figures, measured anew"
+_CLASSES = {1: "best", 2: "second"}
+_VERDICTS = ("confirmed", "not seen", "contradicted", "not measured")
+
+
+def write_report(out: Path, title: str = _TITLE) -> Path:
+    """One HTML file, ``out/report.html``, of every ``out/*/result.json``; it needs no other file and no network.
+
+    Runs of ``outeffhop train`` that lie beside the experiments are passed over.
+    """
+    found = {}
+    for path in sorted(out.glob("*/result.json")):
+        if not (path.parent / "config.yaml").is_file():  # or it is how a training run ended
+            found[path.parent] = Result.load(path)
+    if not found:
+        raise ValueError(f"out={str(out)!r} has no result yet: outeffhop reproduce writes them")
+    write_whole(out / _FILE, experiments_page(found, title))
+    return out / _FILE
+
+
+def experiments_page(results: dict[Path, Result], title: str = _TITLE) -> str:
+    """The page of results, each with the folder its figures lie in; in the paper's order."""
+    order = {name: i for i, name in enumerate(NAMES)}
+    chosen = sorted(results.items(), key=lambda item: (order.get(item[1].name, len(order)), item[1].name))
+    sections = [Section(r.of, _body(r, folder), r.about, f"of-{r.name}") for folder, r in chosen]
+    return page(title, sections, _summary([r for _, r in chosen]))
+
+
+def _summary(results: Sequence[Result]) -> str:
+    """How many claims fared how, and each of them with a link to its numbers."""
+    counts = Counter(str(v.verdict) for r in results for v in r.verdicts)
+    boxes = "".join(f"<div><dt>{word}</dt><dd>{counts[word]}</dd></div>" for word in _VERDICTS if counts[word])
+    links = "\n".join(
+        f'<h3><a href="#of-{escape(r.name)}">{escape(r.of)}</a></h3>\n{_claims(r.verdicts, numbers=False)}'
+        for r in results
+    )
+    return (
+        "<p>Every claim is judged by numbers measured at the scale stated in its section. Best numbers are bold, "
+        "second best underlined; the paper's own stand beside ours.</p>\n"
+        f'<dl class="facts">{boxes}</dl>\n<nav>{links}</nav>'
+    )
+
+
+def _claims(verdicts: Sequence[Verdict], numbers: bool = True) -> str:
+    if not verdicts:
+        return ""
+    lines = []
+    for verdict in verdicts:
+        kind = verdict.verdict if verdict.verdict in ("confirmed", "contradicted") else "open"
+        seen = f"<small>{escape(verdict.numbers)}</small>" if numbers and verdict.numbers else ""
+        lines.append(f'<li><span class="{kind}">{escape(verdict.verdict)}</span> {escape(verdict.claim)}{seen}</li>')
+    return '<ul class="claims">' + "\n".join(lines) + "</ul>"
+
+
+def _body(result: Result, folder: Path) -> str:
+    said = "; ".join(f"<b>{escape(str(k))}</b> {escape(str(v))}" for k, v in result.conditions.items())
+    command = f"<b>outeffhop reproduce {escape(result.name)}</b>; " if result.name in NAMES else ""
+    parts = [f'<p class="conditions">{command}{said}</p>']
+    if "mean nothing" in str(result.conditions.get("scale", "")):
+        parts.append('<p class="warning">A trial run, cut down to seconds: these numbers mean nothing.</p>')
+    parts.append(_claims(result.verdicts))
+    parts += [_figure(figure, folder) for figure in result.figures]
+    parts += [_table(table) for table in result.tables]
+    return "\n".join(filter(None, parts))
+
+
+def _figure(figure: Figure, folder: Path) -> str:
+    """A PNG within the page: letters and colours are the same in every browser, on a ground of its own."""
+    try:
+        data = base64.b64encode((folder / f"{figure.name}.png").read_bytes()).decode()
+    except OSError:
+        picture = f'<p class="warning">The figure {escape(figure.name)}.png is missing.</p>'
+    else:
+        picture = f'<img alt="{escape(figure.title)}" src="data:image/png;base64,{data}">'
+    caption = f"{escape(figure.title)}. {escape(figure.caption)}"
+    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
+
+
+def _table(table: Table) -> str:
+    marks = ranks(table)
+    kinds = [_kinds(str(column), [row[j] for row in table.rows]) for j, column in enumerate(table.columns)]
+    pairs = zip(table.columns, kinds, strict=True)
+    head = "".join(f"<th{_classes(kind)}>{escape(str(column))}</th>" for column, kind in pairs)
+    at = None if table.group is None else list(table.columns).index(table.group)
+    rows, last = [f"<tr>{head}</tr>"], None
+    for i, row in enumerate(table.rows):
+        begins = at is not None and i > 0 and row[at] != last
+        last = None if at is None else row[at]
+        marked = [[_CLASSES[marks[i, j]]] if (i, j) in marks else [] for j in range(len(row))]
+        cells = "".join(
+            f"<td{_classes(marked[j] + kinds[j])}>{escape(text_of(entry))}</td>" for j, entry in enumerate(row)
+        )
+        rows.append(f"<tr{_classes(['parted'] if begins else [])}>{cells}</tr>")
+    note = f"<p>{escape(table.note)}</p>" if table.note else ""
+    body = "\n".join(rows)
+    return f'<h3>{escape(table.title)}</h3>{note}<div class="wide"><table class="results">\n{body}\n</table></div>'
+
+
+def _kinds(column: str, entries: list[Any]) -> list[str]:
+    """Classes of a whole column: words stand to the left, numbers to the right, the paper's in a softer colour."""
+    texts = [entry for entry in entries if entry is not None]
+    words = bool(texts) and all(isinstance(text, str) and text[:1].isalpha() for text in texts)
+    return ["paper"] * column.startswith("paper: ") + ["text"] * (words and not column.startswith("paper: "))
+
+
+def _classes(names: list[str]) -> str:
+    return f' class="{" ".join(names)}"' if names else ""
+
+
+def text_of(entry: Any) -> str:
+    """Four digits are what is looked at, all those before the point up to a million; what is missing stays empty."""
+    if entry is None:
+        return ""
+    if isinstance(entry, float) and math.isfinite(entry):
+        return f"{entry:.0f}" if 1000 <= abs(entry) < 1e6 else f"{entry:.4g}"
+    return str(entry)

@@ -1,0 +1,65 @@
+"""A result as Markdown, for pages that people read beside the code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from outeffhop.lab.paper.experiment import Result, Table, Verdict
+from outeffhop.lab.paper.ranking import ranks
+from outeffhop.lab.paper.registry import NAMES
+from outeffhop.lab.report.experiments_page import text_of
+
+__all__ = ["markdown_of"]
+
+_MARKS = {1: "**{}**", 2: "<u>{}</u>"}
+
+
+def markdown_of(result: Result, pictures: str) -> str:
+    """A section of a page: claims, figures and tables.
+
+    Args:
+        pictures: the folder its figures lie in, as ``NAME.png``, seen from the page.
+    """
+    said = "; ".join(f"{_plain(k)}: {_plain(v)}" for k, v in result.conditions.items())
+    command = f"`outeffhop reproduce {result.name}`; " if result.name in NAMES else ""
+    parts = [
+        f"## {_plain(result.of)}",
+        f"{_plain(result.about)}",
+        f"{command}{said}.",
+        _claims(result.verdicts),
+        *(
+            f"![{_plain(f.title)}]({pictures}/{f.name}.png)\n\n*{_plain(f.title)}. {_plain(f.caption)}*"
+            for f in result.figures
+        ),
+        *map(_table, result.tables),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _claims(verdicts: Sequence[Verdict]) -> str:
+    return "\n".join(
+        f"- **{v.verdict}**: {_plain(v.claim)}" + (f": {_plain(v.numbers)}" if v.numbers else "") for v in verdicts
+    )
+
+
+def _table(table: Table) -> str:
+    marks = ranks(table)
+    lines = [
+        [_plain(column) for column in table.columns],
+        ["---"] * len(table.columns),
+        *(
+            [_MARKS.get(marks.get((i, j), 0), "{}").format(_plain(text_of(entry))) for j, entry in enumerate(row)]
+            for i, row in enumerate(table.rows)
+        ),
+    ]
+    rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"### {_plain(table.title)}\n\n" + (f"{_plain(table.note)}\n\n" if table.note else "") + rows
+
+
+def _plain(value: Any) -> str:
+    """Text that means nothing to Markdown or HTML."""
+    escaped = str(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for sign in "\\`*_|[]":
+        escaped = escaped.replace(sign, f"\\{sign}")
+    return " ".join(escaped.split())

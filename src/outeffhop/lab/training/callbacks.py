@@ -1,0 +1,151 @@
+"""What happens beside the steps: lines of metrics, a progress bar, an orderly end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import TrainerCallback
+
+from outeffhop.lab.training.trainer import RunTrainer
+
+__all__ = ["Journal", "Interrupt", "Patience"]
+
+
+class Journal(TrainerCallback):
+    """metrics.jsonl, and what the terminal shows: a bar where it is one, plain lines where it is not."""
+
+    def __init__(self, samples_per_step: int, tokens_per_sample: int | None, quiet: bool = False) -> None:
+        self.trainer: RunTrainer | None = None
+        self.samples, self.tokens, self.quiet = samples_per_step, tokens_per_sample, quiet
+        self.shown: dict[str, float] = {}
+        self._bar: Any = None
+        self._since = (0.0, 0)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.trainer is not None:
+            self.trainer.restore_loss()
+        self._since = (time.perf_counter(), state.global_step)
+        if state.is_world_process_zero and not self.quiet and state.global_step:
+            print(f"going on from step {state.global_step} of {state.max_steps}", flush=True)
+        if state.is_world_process_zero and not self.quiet and sys.stdout.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[values]}"))
+            self._bar = Progress(*columns)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=state.max_steps, completed=state.global_step, values="")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        logs = {k: v for k, v in (logs or {}).items() if isinstance(v, int | float) and not k.startswith("train_")}
+        if self.trainer is None or not state.is_world_process_zero or "total_flos" in logs:
+            return
+        if "loss" in logs:
+            begun, step = self._since
+            seconds = time.perf_counter() - begun
+            per_second = (state.global_step - step) * self.samples / max(seconds, 1e-9)
+            self._since = (time.perf_counter(), state.global_step)
+            name = "tokens_per_second" if self.tokens else "samples_per_second"
+            logs[name] = per_second * (self.tokens or 1)
+        if "max_inf_norm" not in logs:  # written with its tensors already
+            self.trainer.note(logs)
+        self.shown.update(logs)
+        self._show(state, logs)
+
+    def _show(self, state: Any, logs: dict[str, float]) -> None:
+        if self.quiet:
+            return
+        if self._bar is not None:
+            names = ("loss", "eval_perplexity", "eval_accuracy", "eval_mse", "max_inf_norm", "avg_kurtosis")
+            speed = [n for n in self.shown if n.endswith("_per_second")]
+            values = "  ".join(f"{_short(n)} {self.shown[n]:.4g}" for n in (*names, *speed) if n in self.shown)
+            self._bar.update(self._task, values=values)
+        else:
+            values = "  ".join(f"{_short(k)} {v:.4g}" for k, v in logs.items() if k not in ("epoch", "step"))
+            print(f"step {state.global_step}/{state.max_steps}  {values}", flush=True)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("eval_").replace("_per_second", "/s").replace("learning_rate", "lr").replace("_", " ")
+
+
+class Interrupt(TrainerCallback):
+    """Ctrl-C or SIGTERM: the step is finished, a checkpoint written, and training ends. A second one ends at once."""
+
+    def __init__(self) -> None:
+        self.wanted = False  # by a signal to this process
+        self.ended = False  # training, for all processes
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            for kind in (signal.SIGINT, signal.SIGTERM):
+                self._before[kind] = signal.signal(kind, self._heard)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for kind, handler in self._before.items():
+            signal.signal(kind, handler)
+        self._before.clear()
+
+    def _heard(self, number: int, frame: Any) -> None:
+        if self.wanted:
+            raise KeyboardInterrupt
+        self.wanted = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        # all processes end at the same step, or some would wait for ever; they ask each other now and then
+        if args.world_size == 1 or state.global_step % args.logging_steps == 0:
+            self._agree(args)
+        if self.ended:
+            control.should_save = control.should_training_stop = True
+        return control
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._agree(args)
+
+    def _agree(self, args: Any) -> None:
+        if args.world_size == 1:  # no tensor: after every step it would wait for the GPU
+            self.ended = self.wanted
+            return
+        wanted = torch.tensor(int(self.wanted), device=args.device)
+        dist.all_reduce(wanted, dist.ReduceOp.MAX)
+        self.ended = bool(wanted)
+
+
+class Patience(TrainerCallback):
+    """Ends training when the chief metric has not improved for some evaluations, as its history has them."""
+
+    def __init__(self, patience: int, metric: str, greater_is_better: bool) -> None:
+        self.patience, self.metric, self.greater = patience, metric, greater_is_better
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        control = self.on_evaluate(args, state, control)  # it may have ended before a kill
+        control.should_save = False  # then it was saved
+        return control
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        values = [line[self.metric] for line in state.log_history if self.metric in line]
+        best = max if self.greater else min
+        if len(values) > self.patience:
+            before, after = best(values[: -self.patience]), best(values[-self.patience :])
+            if (after <= before) if self.greater else (after >= before):
+                control.should_training_stop = control.should_save = True  # the last step is always saved
+        return control

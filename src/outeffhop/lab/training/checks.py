@@ -1,0 +1,73 @@
+"""What would end a run somewhere deep inside is said before it begins, and its folder is not used up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from outeffhop.lab.data import Prepared
+from outeffhop.lab.training.config import RunConfig, TrainConfig
+from outeffhop.metrics import task_of
+from outeffhop.outliers.tensors import pick
+
+__all__ = ["check_device", "check_run", "chosen_tensors", "misfit"]
+
+
+def check_device(train: TrainConfig) -> None:
+    """The device and the precision that are asked for are to be had here."""
+    on_cpu = train.device == "cpu" or not torch.cuda.is_available()
+    if train.device == "cuda" and on_cpu:
+        raise ValueError("train.device='cuda', but there is no CUDA device here: leave it out, or say cpu")
+    if train.precision == "fp16" and on_cpu:
+        raise ValueError("train.precision='fp16' needs a GPU: bf16 and fp32 serve on a CPU")
+
+
+def check_run(config: RunConfig, model: Any, prepared: Prepared) -> None:
+    """The model of a resolved config, its data and its settings serve each other."""
+    train, kind = config.train, type(model).__name__
+    if len(prepared.train) < (train.batch_size or 1):
+        raise ValueError(
+            f"data={config.data!r} has {len(prepared.train)} training samples, fewer than "
+            f"train.batch_size={train.batch_size}: choose a smaller batch, shorter samples or more data"
+        )
+    if config.init is not None and not _learns(model, prepared.task):
+        raise ValueError(f"init={config.init!r} holds a {kind}, which has no head that learns {prepared.task}")
+    unfit = misfit(prepared, model.config)
+    if unfit is not None:
+        name, wanted, has = unfit
+        theirs = f"changes.{name}={has!r}" if config.init is None else f"the model of init={config.init!r} {has!r}"
+        raise ValueError(f"data={config.data!r} has {name}={wanted}, {theirs}: they do not fit")
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if prepared.tokenizer is not None and longest is not None and (config.samples.length or 0) > longest:
+        raise ValueError(f"samples.length={config.samples.length}: the model has {longest} positions")
+    if train.gradient_checkpointing and not model.supports_gradient_checkpointing:
+        raise ValueError(f"train.gradient_checkpointing=True: {kind} cannot, leave it out")
+    try:
+        pick(model, chosen_tensors(train))
+    except ValueError as error:
+        raise ValueError(f"train.outlier_tensors={train.outlier_tensors!r}: {error}") from None
+
+
+def misfit(prepared: Prepared, config: Any, has_labels: bool = True) -> tuple[str, int, Any] | None:
+    """The first field of a model's config that its data does not fit: its name, what the data has, what the model."""
+    for name, wanted in prepared.changes.items():
+        has = getattr(config, name, wanted)
+        fits = wanted <= has if name in ("vocab_size", "num_labels") else wanted == has
+        unused = name.endswith("_id") or (name == "num_labels" and not has_labels)
+        if isinstance(wanted, int) and not unused and not fits:
+            return name, wanted, has
+    return None
+
+
+def chosen_tensors(train: TrainConfig) -> str | list[str]:
+    """``train.outlier_tensors`` as ``outeffhop.outliers.measure`` takes it."""
+    chosen = train.outlier_tensors
+    return chosen if chosen in ("paper", "all") else [pattern.strip() for pattern in chosen.split(",")]
+
+
+def _learns(model: Any, task: str) -> bool:
+    try:
+        return task_of(model) == task
+    except ValueError:  # a model without a head
+        return False

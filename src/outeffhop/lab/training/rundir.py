@@ -1,0 +1,242 @@
+"""A run's folder: what it holds, who may write to it, and which of its checkpoints are whole.
+
+    config.yaml  env.json  metrics.jsonl  checkpoints/checkpoint-N/  model/  outliers.json  result.json
+
+A checkpoint is written beside its place and renamed into it when every byte is on disk, with a manifest of
+sizes and hashes: a folder called checkpoint-N is whole, or was damaged later and is passed over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from os.path import expanduser
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from outeffhop._io import parse_json, read_json, to_plain, write_whole
+from outeffhop._naming import check_utf8
+from outeffhop.lab.training.config import RunConfig, from_yaml, to_yaml
+
+__all__ = ["RunFolder"]
+
+_MANIFEST = "manifest.json"
+
+
+class RunFolder:
+    """The files of one run.
+
+    Args:
+        path: the folder; it need not exist yet.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(expanduser(path))  # a shell leaves --out=~/a as it is, and YAML has no home
+        self.config_file = self.path / "config.yaml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.model = self.path / "model"
+
+    @property
+    def exists(self) -> bool:
+        return self.config_file.is_file()
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "result.json").is_file()
+
+    def check_new(self) -> None:
+        """A second run never overwrites a first, nor goes among files of another kind."""
+        check_utf8("out", self.path)
+        if self.exists:
+            raise ValueError(
+                f"out={str(self.path)!r} holds a run already: choose another folder, or go on with that one "
+                f"(outeffhop resume {self.path})"
+            )
+        if self.path.is_file():
+            raise ValueError(f"out={str(self.path)!r} is a file: the name of a folder is needed")
+        if self.path.is_dir() and any(p.name != "run.lock" for p in self.path.iterdir()):
+            raise ValueError(f"out={str(self.path)!r} is a folder with other files in it: choose a new or an empty one")
+
+    def create(self, config: RunConfig) -> None:
+        """Makes the folder with its config."""
+        self.check_new()
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"out={str(self.path)!r} cannot be made: {error.strerror}") from None
+        write_whole(self.config_file, to_yaml(config))
+
+    def config(self) -> RunConfig:
+        if not self.exists:
+            raise ValueError(f"{str(self.path)!r} is no run: it has no config.yaml")
+        return from_yaml(self.config_file)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Within it, no other process may train in this folder. The lock goes with the process, however it ends."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = open(self.path / "run.lock", "w")  # noqa: SIM115, the with below closes it
+        except OSError as error:
+            raise ValueError(f"out={str(self.path)!r} cannot be written to: {error.strerror}") from None
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(
+                    f"another process is training in {str(self.path)!r}: wait for it, or stop it"
+                ) from None
+            yield
+
+    # checkpoints
+
+    def whole_checkpoints(self) -> list[Path]:
+        """The checkpoints that can be gone on from, newest first; a damaged one is passed over with a warning."""
+        found = []
+        for path in self._by_step():
+            why = _damage(path)
+            if why is None:
+                found.append(path)
+            else:
+                warnings.warn(f"{path} is passed over: {why}", stacklevel=2)
+        return found
+
+    def last_checkpoint(self) -> Path | None:
+        """The newest whole checkpoint."""
+        for path in self._by_step():
+            why = _damage(path)
+            if why is None:
+                return path
+            warnings.warn(f"{path} is passed over: {why}", stacklevel=2)
+        return None
+
+    def side_folder(self, step: int) -> Path:
+        """Where a checkpoint is written before it is one."""
+        side = self.checkpoints / f".partial-{step}"
+        shutil.rmtree(side, ignore_errors=True)
+        side.mkdir(parents=True)
+        return side
+
+    def accept(self, side: Path, step: int, keep: int) -> Path:
+        """Makes a side folder the checkpoint of a step, and lets the oldest ones go."""
+        manifest = {str(p.relative_to(side)): _entry(p) for p in sorted(side.rglob("*")) if p.is_file()}
+        (side / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+        for p in side.rglob("*"):
+            if p.is_file():
+                _sync(p)
+        _sync(side)
+        place = self.checkpoints / f"checkpoint-{step}"
+        if place.exists():  # from before a resume: the same step again
+            shutil.rmtree(place)
+        os.replace(side, place)
+        _sync(self.checkpoints)
+        # later ones were damaged, or the run would have gone on from them: they must not push whole ones out
+        later = [p for p in self._by_step() if _step(p) > step]
+        for old in [*later, *self._by_step()[len(later) :][keep:]]:
+            shutil.rmtree(old, ignore_errors=True)
+        return place
+
+    @contextmanager
+    def writing(self, what: str) -> Iterator[None]:
+        """Within it, a full disk ends with a message that says so, and with nothing half written left behind."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:  # safetensors has an error of its own for what the system says
+            last = self.last_checkpoint()
+            whole = f"the last checkpoint, {last}, is whole" if last else "there is no checkpoint yet"
+            self.clean()
+            why = getattr(error, "strerror", None) or error
+            raise OSError(f"{what} could not be written ({why}); {whole}") from error
+
+    def clean(self) -> None:
+        """Removes what a killed process left half written."""
+        for partial in [*self.checkpoints.glob(".partial-*"), *self.path.glob(".*tmp*")]:
+            shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
+
+    def _by_step(self) -> list[Path]:
+        named = [p for p in self.checkpoints.glob("checkpoint-*") if p.is_dir() and p.name.split("-")[1].isdecimal()]
+        return sorted(named, key=_step, reverse=True)
+
+    # metrics
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; a last line cut short by a kill is left out."""
+        return self._metrics() if self.metrics_file.is_file() else []
+
+    def _metrics(self, count: int | None = None) -> list[dict[str, Any]]:
+        *lines, last = self.metrics_file.read_bytes().split(b"\n")  # after the last line end: nothing, or a part
+        found = []
+        for number, line in enumerate(lines[:count], 1):
+            try:
+                found.append(_metrics_line(line))
+            except ValueError as error:
+                raise ValueError(f"{self.metrics_file}, line {number}: {error}; remove it") from error
+        if count is None or len(lines) < count:
+            with suppress(ValueError):
+                found.append(_metrics_line(last))
+        return found
+
+    def append(self, line: dict[str, Any]) -> None:
+        with self.writing(self.metrics_file.name), open(self.metrics_file, "a", encoding="utf-8") as file:
+            file.write(json.dumps(to_plain(line)) + "\n")
+
+    def forget_after(self, count: int) -> None:
+        """Keeps so many lines of metrics: what was written after a checkpoint will be written again."""
+        lines = self._metrics(count) if self.metrics_file.is_file() else []
+        write_whole(self.metrics_file, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_whole(self.path / name, json.dumps(to_plain(value), indent=1) + "\n")
+
+
+def _metrics_line(line: bytes) -> dict[str, Any]:
+    found = parse_json(line.decode())
+    if not isinstance(found, dict) or not isinstance(found.get("step", 0), int):
+        raise ValueError("no line of metrics with a step")
+    return found
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[1])
+
+
+def _damage(checkpoint: Path) -> str | None:
+    try:
+        manifest = read_json(checkpoint / _MANIFEST)
+        for name, entry in manifest.items():
+            file = checkpoint / name
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != entry["size"]:
+                return f"{name} has {file.stat().st_size} bytes, not {entry['size']}"
+            if _hash(file) != entry["sha256"]:
+                return f"{name} has other contents than were written"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"its {_MANIFEST} cannot be read"
+    return None
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": _hash(path)}
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,246 @@
+"""HopfieldMemory: store patterns, classify outliers, see energies, retrieve."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import partial
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from outeffhop.functional import logsumexp_n
+from outeffhop.memory import saved
+from outeffhop.memory.arguments import check_beta, check_method, check_patterns, check_queries, wide
+from outeffhop.memory.energy import conjugate, energy, why_no_energy
+from outeffhop.memory.noop import NoOp, check_indices, check_size
+from outeffhop.memory.retrieval import Retrieval, Update, iterate
+from outeffhop.methods import Clipped, Method, Normalizer, SoftmaxN
+from outeffhop.ops import attention
+
+__all__ = ["HopfieldMemory", "effective_normalizer", "fused_update"]
+
+# scores held at once by the models no fused kernel serves: 64 MiB of float32
+_BLOCK = 1 << 24
+
+
+class HopfieldMemory:
+    """An associative memory of patterns Ξ [M, d] that queries x [..., d] retrieve: x ← Ξᵀ w(βΞx).
+
+    The method chooses w: "vanilla" or "dense" (softmax), "outeffhop" (softmax_n), "sparse"
+    (sparsemax), "gsh" (entmax) and "polynomial", each the descent of an energy (energy.py); the
+    clipped ones retrieve without one. What a method would learn keeps its start value. The
+    polynomial model's weights do not depend on β.
+
+    Softmax models retrieve through fused attention, in memory linear in queries and patterns; the
+    others take the queries in blocks.
+
+    Args:
+        patterns: [M, d], one pattern per row; copied, as is the classification.
+        beta: β > 0, the inverse temperature.
+        method: anything ``Method.parse`` takes, without a gate.
+        no_op: Λ. Outliers stay stored and leave the sum; in "outeffhop" they become n = 1 no-op
+            pattern, or n = K where they are distinct. A model without no-op patterns just loses them.
+
+    Examples:
+        >>> memory = HopfieldMemory(torch.eye(3), beta=8.0)
+        >>> memory.retrieve(torch.tensor([0.9, 0.1, 0.0])).state
+        tensor([9.9686e-01, 1.6563e-03, 7.4424e-04])
+    """
+
+    def __init__(
+        self, patterns: Tensor, beta: float = 1.0, method: str | Method = "outeffhop", no_op: NoOp | None = None
+    ) -> None:
+        self.method = check_method(method)
+        self.beta = check_beta(beta)
+        self._store(check_patterns(patterns).clone(memory_format=torch.contiguous_format), no_op)
+
+    def _store(self, stored: Tensor, no_op: NoOp | None) -> None:
+        """Takes the patterns over, once everything about them is known to be right."""
+        active = stored
+        if no_op is not None:
+            check_size(no_op, len(stored))
+            no_op = NoOp(no_op.outliers.to(stored.device, copy=True), no_op.distinct)
+            active = stored[~no_op.outliers]
+            if len(active) == 0:
+                raise ValueError(f"no_op makes outliers of all {len(stored)} patterns: at least one must remain")
+        normalizer = effective_normalizer(self.method, None if no_op is None else no_op.n)
+        self._stored, self._active, self.no_op, self._normalizer = stored, active, no_op, normalizer
+        self._largest = float(torch.linalg.vector_norm(active, dim=1, dtype=wide(active.dtype)).max())
+
+    @property
+    def stored(self) -> Tensor:
+        """All patterns, outliers too, in the order that ``remove`` counts in.  [M, d]"""
+        return self._stored
+
+    @property
+    def patterns(self) -> Tensor:
+        """The patterns that take part in retrieval.  [M − K, d]"""
+        return self._active
+
+    @property
+    def outliers(self) -> Tensor:
+        """The patterns Λ maps to the no-op class.  [K, d]"""
+        return self._stored[:0] if self.no_op is None else self._stored[self.no_op.outliers]
+
+    @property
+    def indices(self) -> Tensor:
+        """Where ``patterns`` stand in ``stored``.  [M − K]"""
+        if self.no_op is not None:
+            return (~self.no_op.outliers).nonzero().squeeze(1)
+        return torch.arange(len(self._stored), device=self._stored.device)
+
+    @property
+    def n(self) -> float:
+        """How many no-op patterns retrieval counts; 0 for models without."""
+        return self._normalizer.n if isinstance(self._normalizer, SoftmaxN | Clipped) else 0.0
+
+    def retrieve(
+        self, x: Tensor, steps: int | None = 1, *, tol: float = 1e-4, max_steps: int = 1000, trace: bool = False
+    ) -> Retrieval:
+        """The memory's answer to queries [..., d], differentiable in them.
+
+        Args:
+            x: [..., d], of the memory's dtype and device.
+            steps: updates of every query; None goes on with each until it rests, whatever the others do.
+            tol: at rest is a query that an update moves by at most tol·max(1, ‖x‖), with tol no less
+                than the dtype's resolution.
+            max_steps: where steps=None gives up; such queries come back with converged False.
+            trace: also the energies along the way, for one evaluation more.
+        """
+        check_queries(x, self._active)
+        if trace:
+            self._check_energy()
+        return iterate(partial(self._update, with_energy=trace), x, steps, tol, max_steps, trace)
+
+    def energy(self, x: Tensor) -> Tensor:
+        """H(x), which no retrieval step raises; its definition for each model is in energy.py.  [...]"""
+        check_queries(x, self._active)
+        self._check_energy()
+        values = self._update(x.reshape(-1, x.shape[-1]), with_energy=True).energy
+        if values is None:
+            raise ValueError(f"method={str(self.method)!r} has no energy")
+        return values.reshape(x.shape[:-1])
+
+    def association(self, x: Tensor) -> Tensor:
+        """The weights of the patterns in the next update, one by one: a [..., M − K] tensor."""
+        return self._weights(check_queries(x, self._active))[0].to(x.dtype)
+
+    def add(self, patterns: Tensor, *, outliers: Tensor | Sequence[bool] | None = None) -> HopfieldMemory:
+        """Stores more patterns [m, d] after the others; returns self.
+
+        Args:
+            outliers: which of them are no-op outliers, bool [m]; none by default.
+        """
+        new = check_patterns(patterns)
+        if new.shape[1] != self._stored.shape[1]:
+            raise ValueError(f"patterns have size {new.shape[1]} and the memory's {self._stored.shape[1]}: give those")
+        no_op = self.no_op
+        if outliers is not None and no_op is None:
+            no_op = NoOp(torch.zeros(len(self), dtype=torch.bool, device=self._stored.device))
+        if no_op is not None:
+            given = torch.as_tensor([False] * len(new) if outliers is None else outliers)
+            if given.dtype != torch.bool:  # 0 and 1 could be a mask or indices
+                raise TypeError(f"outliers has dtype {given.dtype}: a bool for each of the new patterns is needed")
+            more = NoOp.assign(len(new), given)
+            no_op = NoOp(torch.cat([no_op.outliers, more.outliers.to(no_op.outliers.device)]), no_op.distinct)
+        stored = torch.cat([self._stored, new.to(self._stored)])
+        self._store(check_patterns(stored), no_op)
+        return self
+
+    def remove(self, indices: Tensor | Sequence[int] | int) -> HopfieldMemory:
+        """Forgets the patterns at these places of ``stored``; the later ones move up. Returns self."""
+        gone = check_indices(torch.as_tensor(indices), len(self), "indices").to(self._stored.device)
+        keep = torch.ones(len(self), dtype=torch.bool, device=self._stored.device)
+        keep[gone] = False
+        if not keep.any():
+            raise ValueError(f"indices name all {len(self)} patterns: a memory holds at least one")
+        no_op = None if self.no_op is None else NoOp(self.no_op.outliers[keep], self.no_op.distinct)
+        self._store(self._stored[keep], no_op)
+        return self
+
+    def to(self, *args: Any, **options: Any) -> HopfieldMemory:
+        """Moves or converts the memory as ``torch.nn.Module.to`` does a module; returns self."""
+        self._store(check_patterns(self._stored.to(*args, **options)), self.no_op)
+        return self
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes a safetensors file; what was at ``path`` stays whole until the new file is."""
+        saved.save(path, self._stored, self.beta, str(self.method), self.no_op)
+
+    @staticmethod
+    def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> HopfieldMemory:
+        """The memory as it was saved; a file that is none raises ValueError."""
+        with saved.reading(path) as parts:
+            memory = HopfieldMemory(*parts)
+        return memory.to(device)  # outside: that a device is not there is no fault of the file
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def __repr__(self) -> str:
+        size, d = self._stored.shape
+        outliers = "" if self.no_op is None else f", {self.no_op.count} of them outliers"
+        place = f"{self._stored.dtype} on {self._stored.device}".removeprefix("torch.")
+        return f"HopfieldMemory({size} patterns of size {d}{outliers}; {self.method}, beta={self.beta:g}; {place})"
+
+    def _check_energy(self) -> None:
+        why = why_no_energy(self._normalizer)
+        if why is not None:
+            raise ValueError(f"method={str(self.method)!r} has no energy: {why}; retrieve() works without")
+
+    def _update(self, x: Tensor, with_energy: bool) -> Update:
+        """One update of queries [Q, d]."""
+        if isinstance(self._normalizer, SoftmaxN):
+            state, no_op, psi = fused_update(x, self._active, self.beta, self._normalizer.sink)
+            return Update(state, no_op, self._energy(x, psi))
+        blocks = x.split(max(1, _BLOCK // len(self._active)))
+        if torch.is_grad_enabled() and x.requires_grad and len(blocks) > 1:
+            # autograd would keep every block's scores for its backward, all at once: compute them again there
+            parts = [checkpoint(self._plain_update, block, with_energy, use_reentrant=False) for block in blocks]
+        else:
+            parts = [self._plain_update(block, with_energy) for block in blocks]
+        state, no_op = torch.cat([p.state for p in parts]), torch.cat([p.no_op for p in parts])
+        energies = [p.energy for p in parts if p.energy is not None]
+        return Update(state, no_op, torch.cat(energies) if energies else None)
+
+    def _plain_update(self, x: Tensor, with_energy: bool) -> Update:
+        weights, scores = self._weights(x)
+        no_op = scores.new_zeros(len(x))
+        if self.n > 0:
+            no_op = torch.exp(math.log(self.n) - logsumexp_n(scores, self.n))
+        psi = conjugate(self._normalizer, scores, weights) if with_energy else None
+        state = weights @ self._active.to(weights.dtype)
+        return Update(state, no_op, None if psi is None else self._energy(x, psi))
+
+    def _energy(self, x: Tensor, psi: Tensor) -> Tensor:
+        return energy(self._normalizer, x, psi, self.beta, len(self._active), self._largest)
+
+    def _weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """w(βΞx) and βΞx, float32 at least.  [..., M] each"""
+        dtype = wide(x.dtype)
+        scores = (self.beta * x.to(dtype)) @ self._active.to(dtype).T
+        return self._normalizer(scores), scores
+
+
+def effective_normalizer(method: Method, no_op: int | None) -> Normalizer:
+    """The method's normalizer, with n no-op patterns where a classification gave them."""
+    normalizer = method.normalizer
+    if no_op is None or not isinstance(normalizer, SoftmaxN) or normalizer.n == 0:
+        return normalizer
+    if normalizer.n != 1:
+        raise ValueError(
+            f"method={str(method)!r} and no_op both say how many no-op patterns there are, {normalizer.n:g} and "
+            f"{no_op}: give 'outeffhop' with no_op, or n alone"
+        )
+    return dataclasses.replace(normalizer, n=float(no_op), noop="fixed")
+
+
+def fused_update(x: Tensor, patterns: Tensor, beta: float, sink: float) -> tuple[Tensor, Tensor, Tensor]:
+    """softmax_n(βΞx)Ξ, the no-op weight and log(n + Σ exp(βΞx)), without the scores in memory."""
+    state, lse = attention(x, patterns, patterns, scale=beta, sink=sink, return_lse=True)
+    return state, torch.exp(sink - lse), lse

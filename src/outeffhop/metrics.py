@@ -1,0 +1,172 @@
+"""A task's metric: what a model is worth before and after quantization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+__all__ = ["TASKS", "Batch", "Metric", "evaluating", "metric_for", "task_of", "task_or_embedding", "to_device"]
+
+TASKS = {  # task: the kind of data it needs, and the architectures that learn it
+    "mlm": ("text", "ForMaskedLM"),
+    "clm": ("text", "ForCausalLM"),
+    "classification": ("images", "ForImageClassification"),
+    "forecasting": ("series", "ForForecasting"),
+}
+
+Batch = Mapping[str, Tensor]
+Metric = Callable[[nn.Module, Iterable[Batch]], dict[str, float]]
+
+
+def task_of(model_or_config: PreTrainedModel | PreTrainedConfig) -> str:
+    """The task a model learns, by its architecture: BertForMaskedLM learns mlm."""
+    config = getattr(model_or_config, "config", model_or_config)
+    is_config = config is model_or_config
+    names = list(getattr(config, "architectures", None) or []) if is_config else [type(model_or_config).__name__]
+    if not names and getattr(config, "model_type", None) == "stanhop":
+        names = ["StanhopForForecasting"]  # its config serves this one architecture
+    for name in names:
+        for task, (_, architecture) in TASKS.items():
+            if architecture in name:
+                return task
+    known = ", ".join(f"…{architecture} learns {task}" for task, (_, architecture) in TASKS.items())
+    raise ValueError(f"no task is known for architecture {names or 'that the config does not name'}: {known}")
+
+
+def task_or_embedding(model: Any) -> str:
+    """The model's task; "embedding" for a base model, which has hidden states and no head."""
+    try:
+        return task_of(model)
+    except ValueError:
+        if type(model).__name__.endswith("Model"):
+            return "embedding"
+        raise
+
+
+def metric_for(task: str, reference: nn.Module | None = None) -> Metric:
+    """The metric of a task: a function of a model and batches that gives numbers by name, the chief one first.
+
+    Args:
+        task: mlm and clm give perplexity and loss, classification accuracy, forecasting mse and mae,
+            embedding the SQNR of the last hidden state against the reference's.
+        reference: of "embedding", the model in floating point.
+    """
+    if task in ("mlm", "clm"):
+        return _Perplexity(shifted=task == "clm")
+    if task == "classification":
+        return _accuracy
+    if task == "forecasting":
+        return _errors
+    if task == "embedding":
+        if reference is None:
+            raise ValueError(
+                "task='embedding' compares hidden states: reference, the model in floating point, is needed"
+            )
+        return _Sqnr(reference)
+    raise ValueError(f"task={task!r} is unknown; there are: mlm, clm, classification, forecasting, embedding")
+
+
+def to_device(batch: Batch, model: nn.Module) -> dict[str, Tensor]:
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return {name: value.to(device) for name, value in batch.items()}
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, batches: Iterable[Batch], *needed: str) -> Iterable[tuple[dict[str, Tensor], Any]]:
+    seen = False
+    for batch in batches:
+        missing = [name for name in needed if name not in batch]
+        if missing:
+            raise ValueError(f"the batches have {', '.join(batch)}, but no {missing[0]!r}: data of another task?")
+        moved = to_device(batch, model)
+        seen = True
+        yield moved, model(**moved)
+    if not seen:
+        raise ValueError("no evaluation batch was given: the metric of nothing is no number")
+
+
+class _Perplexity:
+    """exp of the mean loss of a predicted token, however the tokens fall into batches."""
+
+    def __init__(self, shifted: bool) -> None:
+        self.shifted = shifted
+
+    def __call__(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+        loss, tokens = 0.0, 0
+        for batch, out in _outputs(model, batches, "labels"):
+            labels = batch["labels"][:, 1:] if self.shifted else batch["labels"]
+            count = int((labels != -100).sum())
+            if count:
+                loss += float(self._mean(out, labels)) * count
+                tokens += count
+        if not tokens:
+            raise ValueError("the batches hold no token to predict: every label is -100")
+        mean = loss / tokens
+        return {"perplexity": math.inf if mean >= 700.0 else math.exp(mean), "loss": mean}
+
+    def _mean(self, out: Any, labels: Tensor) -> Tensor:
+        """The model's loss; in float32, since of half precision's three digits quantization may change none."""
+        if out.loss.dtype in (torch.float32, torch.float64):
+            return out.loss  # type: ignore[no-any-return]
+        logits = out.logits[:, :-1] if self.shifted else out.logits
+        return cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+
+
+def _accuracy(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+    right, total = 0, 0
+    for batch, out in _outputs(model, batches, "labels"):
+        right += int((out.logits.argmax(-1) == batch["labels"]).sum())
+        total += batch["labels"].numel()
+    return {"accuracy": right / total}
+
+
+def _errors(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+    squares, distances, total = 0.0, 0.0, 0
+    for batch, out in _outputs(model, batches, "future_values"):
+        difference = out.prediction.double() - batch["future_values"].double()
+        squares += float(difference.square().sum())
+        distances += float(difference.abs().sum())
+        total += difference.numel()
+    return {"mse": squares / total, "mae": distances / total}
+
+
+class _Sqnr:
+    """Decibels of the last hidden state's power over that of its error; padding is left out, which nobody reads."""
+
+    def __init__(self, reference: nn.Module) -> None:
+        self.reference = reference
+
+    def __call__(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+        if model is self.reference:
+            return {"sqnr_db": math.inf}
+        signal, noise = 0.0, 0.0
+        for batch, out in _outputs(model, batches):
+            with torch.no_grad():
+                truth = self.reference(**batch).last_hidden_state.double()
+            found, mask = out.last_hidden_state.double(), batch.get("attention_mask")
+            if mask is not None and mask.shape == truth.shape[:2]:
+                truth, found = truth[mask.bool()], found[mask.bool()]
+            signal += float(truth.square().sum())
+            noise += float((found - truth).square().sum())
+        return {"sqnr_db": math.inf if noise == 0.0 else 10.0 * math.log10(signal / noise)}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within it the model is in evaluation mode; afterwards each of its modules has the mode it had."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

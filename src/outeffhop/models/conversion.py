@@ -1,0 +1,127 @@
+"""A loaded model → another method, its weights kept; or a fresh one with a method."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from outeffhop.methods import Method, SoftmaxN
+from outeffhop.models.modules import attention_modules, check, extension_of, hook_all, hopfield_layers, install
+from outeffhop.models.persistence import is_annealing, method_of, own_config, write, write_all
+from outeffhop.models.sink_schedule import FAR, SinkSchedule, movable, refuse_own_sinks
+from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
+
+__all__ = ["convert", "from_config"]
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def convert(model: Model, method: str | Method, *, same_function: bool = False) -> Model:
+    """Gives a model any method, gates and learned sinks included. In place; returns the model.
+
+    Its weights stay. Gates and learned sinks that old and new method share keep their values, the
+    others start fresh: a gate at its ``init``, a learned sink at log n. With ``qk_norm=rms`` a trained model
+    computes other scores than those it was trained with: it has to be trained on. A config that the model
+    shares with others, built from the same object, is copied first: they stay as they are.
+
+    Args:
+        model: any transformers model whose attention goes through transformers' attention interface, or STanHop-Net.
+        method: its name or ``name(parameter=value, ...)``.
+        same_function: start as the softmax model it is, up to rounding: sinks far below every score
+            and gates open. A ``SinkSchedule`` then brings fixed sinks and gates to the method's own
+            values while the model is fine-tuned; learned sinks are trained from there.
+    """
+    new = Method.parse(method)
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model is a {type(model).__name__}: a transformers PreTrainedModel is needed")
+    if same_function and not isinstance(new.normalizer, SoftmaxN):
+        raise ValueError(
+            f"method={str(new)!r} cannot start as the same function: its weights are no softmax with a sink; "
+            "same_function serves outeffhop, gated and gated-outeffhop"
+        )
+    if same_function and new.qk_norm != "none":
+        raise ValueError(
+            f"method={str(new)!r} cannot start as the same function: qk_norm={new.qk_norm} forgets how long queries "
+            "and keys are; leave it out, or same_function"
+        )
+    if isinstance(model, StanhopForForecasting):
+        if same_function:
+            raise ValueError("same_function=True serves transformers' models; STanHop-Net has no schedule")
+        return _convert_layers(model, new)
+    check(model, new)
+    if same_function:
+        _check_start(model, new)
+    own_config(model)
+    model.set_attn_implementation(new.name)
+    # transformers 5.17 passes over parts whose config is a copy of the model's own, such as T5's encoder
+    for part in (m for m in model.modules() if isinstance(m, PreTrainedModel)):
+        if part.config._attn_implementation != new.name and part._can_set_attn_implementation():
+            part.set_attn_implementation(new.name)
+    if model.config._attn_implementation != new.name:
+        raise ValueError(f"{type(model).__name__} does not let its attention implementation be set to {new.name!r}")
+    install(model, new)
+    write_all(model, new)
+    extensions = [e for m in attention_modules(model).values() if (e := extension_of(m)) is not None]
+    for extension in extensions:
+        extension.release()
+    hook_all(model)
+    if same_function:
+        if movable(new):
+            SinkSchedule.to(new, steps=1).apply(model, 0)
+        for extension in extensions:
+            if isinstance(extension.sink, nn.Parameter):
+                nn.init.constant_(extension.sink, FAR)
+    return model
+
+
+def _check_start(model: PreTrainedModel, method: Method) -> None:
+    for name, module in attention_modules(model).items():
+        config: Any = module.config
+        old = method_of(config)
+        if old not in (None, Method.parse("vanilla")) and not is_annealing(config):
+            raise ValueError(
+                f"same_function=True starts from a softmax model, and {name} ({type(module).__name__}) has {old}, so "
+                f"that {method} would be another function from the start; leave same_function out"
+            )
+    refuse_own_sinks(model, method)
+
+
+def _convert_layers(model: Model, method: Method) -> Model:
+    with torch.random.fork_rng(devices=[]):  # as in ``install``
+        for layer in hopfield_layers(model).values():
+            layer.set_method(method)
+    model.config.method = str(method)
+    return model
+
+
+def from_config(auto_class: Any, config: PreTrainedConfig, method: str | Method = "outeffhop", **kwargs: Any) -> Any:
+    """A fresh model with a method; with one seed, its own weights are the same for every method.
+
+    Args:
+        auto_class: ``AutoModelForMaskedLM`` or another auto class, or a model class.
+        config: the model's; it is not changed.
+        method: its name or ``name(parameter=value, ...)``.
+        kwargs: for ``auto_class.from_config``, such as ``dtype``.
+    """
+    if "attn_implementation" in kwargs:
+        raise ValueError(
+            f"attn_implementation={kwargs['attn_implementation']!r} would replace method={str(method)!r}: leave it out"
+        )
+    if not isinstance(config, PreTrainedConfig):
+        raise TypeError(
+            f"config is {config!r}, a {type(config).__name__}: give a model class, its config and a method, "
+            "as in from_config(AutoModelForMaskedLM, config, 'outeffhop')"
+        )
+    new = Method.parse(method)
+    config = copy.deepcopy(config)
+    if isinstance(config, StanhopConfig):  # its Hopfield layers take the method from the config itself
+        config.method = str(new)
+        return StanhopForForecasting._from_config(config, **kwargs)
+    write(config, new)
+    config._attn_implementation = new.name
+    build = getattr(auto_class, "from_config", None) or auto_class._from_config
+    return build(config, **kwargs)

@@ -1,0 +1,151 @@
+"""One call, many kernels: attention whose softmax may attend to nothing.
+
+``attention`` reads like ``torch.nn.functional.scaled_dot_product_attention`` and computes
+softmax_n; ``explain`` says which backends would serve a call, and why the others would not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from outeffhop._naming import known
+from outeffhop.ops import aten, eager, padded
+from outeffhop.ops.call import Call, prepare
+from outeffhop.ops.kernels import KERNELS
+from outeffhop.ops.probe import is_probed, watch
+
+__all__ = ["attention", "explain", "Explanation", "BACKENDS"]
+
+
+@dataclass(frozen=True)
+class Backend:
+    why_not: Callable[[Call], str | None]
+    attend: Callable[[Call], tuple[Tensor, Tensor | None]]
+
+
+# In the order "auto" tries them.
+BACKENDS: dict[str, Backend] = {
+    **{name: Backend(kernel.why_not, partial(aten.attend, name)) for name, kernel in KERNELS.items()},
+    "padded": Backend(padded.why_not, padded.attend),
+    "eager": Backend(eager.why_not, eager.attend),
+}
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    sink: float | Tensor = 0.0,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Scaled dot product attention with softmax_n, exp(x_i) / (n + Σ exp(x_j)), n = exp(sink).
+
+    Exact in output and gradients on every backend, in memory linear in the sequence length on the
+    fused ones. A query whose keys are all masked gets output 0 and gradient 0.
+
+    Args:
+        query: [..., H, Lq, D]; up to the arguments below, everything is as in
+            ``torch.nn.functional.scaled_dot_product_attention``.
+        key: [..., H, Lk, D]
+        value: [..., H, Lk, Dv]
+        attn_mask: broadcasts to [..., H, Lq, Lk]; bool (True takes part) or added to the scores. The CUDA
+            kernels round one that is added to the query's dtype.
+        dropout_p: the share of weights dropped.
+        is_causal: query i sees keys 0…i. Besides PyTorch's, it may come with an attn_mask: both apply.
+        scale: of the scores, by default 1/√D; the paper's β.
+        enable_gqa: key and value may have fewer heads, a divisor of the query's.
+        sink: log n. 0 is softmax1, −inf is softmax, log K is softmax_K; a tensor of shape (H,), or a
+            scalar tensor, is learned.
+        return_lse: also return log(n + Σ exp(scores)), [..., H, Lq], differentiable as well.
+        backend: "auto" takes the fastest that serves the call; a named one serves it or raises
+            ValueError with the reason.
+
+    Returns:
+        The output [..., H, Lq, Dv], or (output, lse).
+    """
+    watcher = watch()
+    wanted = return_lse or watcher is not None
+    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, sink, wanted)
+    out, lse = BACKENDS[_choose(call, backend)].attend(call)
+    if watcher is not None:
+        watcher(call, lse, None)
+    lead = query.shape[:-1]
+    if out.dim() != query.dim():
+        out = out.reshape(*lead, out.shape[-1])
+        lse = None if lse is None else lse.reshape(lead)
+    return (out, lse) if return_lse else out  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which backends would serve a call.
+
+    Attributes:
+        chosen: the one "auto" takes.
+        reasons: backend → None where it would serve, else why it would not; in the order tried.
+    """
+
+    chosen: str
+    reasons: dict[str, str | None]
+
+    def __str__(self) -> str:
+        width = max(map(len, self.reasons))
+        mark = {True: "chosen", False: "serves"}
+        return "\n".join(
+            f"{name:{width}}  {mark[name == self.chosen] if why is None else 'no: ' + why}"
+            for name, why in self.reasons.items()
+        )
+
+
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    sink: float | Tensor = 0.0,
+    return_lse: bool = False,
+) -> Explanation:
+    """Which backends would serve ``attention`` with these arguments, and why the others would not."""
+    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, sink, return_lse)
+    reasons = {name: backend.why_not(call) for name, backend in BACKENDS.items()}
+    return Explanation(_choose(call, "auto"), reasons)
+
+
+def _choose(call: Call, backend: str) -> str:
+    if backend == "auto":
+        return next(name for name in _order() if BACKENDS[name].why_not(call) is None)
+    why = BACKENDS[known("backend", backend, ["auto", *BACKENDS])].why_not(call)
+    if why is not None:
+        raise ValueError(
+            f"backend={backend!r} cannot serve this call: it {why}. "
+            "backend='auto' takes one that can; outeffhop.ops.explain lists them"
+        )
+    return backend
+
+
+def _order() -> tuple[str, ...]:
+    if is_probed():  # only the eager backend holds what the probe wants to see
+        return ("eager",)
+    # An exported program should run where this package is not, and ONNX has no form of the fused
+    # op (PyTorch exports its CPU kernel's logsumexp as zeros): public ops only. The flag is read
+    # itself: under torch.compile, PyTorch 2.11 answers True to torch.compiler.is_exporting().
+    exporting = torch.compiler._is_exporting_flag
+    tracing = torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export()
+    return ("padded", "eager") if exporting or tracing else tuple(BACKENDS)

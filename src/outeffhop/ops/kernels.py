@@ -1,0 +1,266 @@
+"""PyTorch's own flash kernels: how each is called, and which calls it serves.
+
+They are internal ops of PyTorch: their signatures are checked when this module is imported, and a
+kernel whose signature has changed serves nothing and says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outeffhop.ops.call import Call
+
+__all__ = ["Kernel", "KERNELS"]
+
+aten = torch.ops.aten
+
+
+class Saved(NamedTuple):
+    """What a kernel's forward leaves for its backward."""
+
+    out: Tensor  # [B, H, Lq, Dv]
+    lse: Tensor  # [B, H, Lq or more, ...], in the kernel's own layout
+    rng0: Tensor  # with rng1 replays the dropout; both empty where there is none
+    rng1: Tensor
+
+
+class Options(NamedTuple):
+    dropout_p: float
+    is_causal: bool
+    scale: float
+
+
+def _saved(out: Tensor, lse: Tensor, rng0: Tensor, rng1: Tensor, dropout_p: float) -> Saved:
+    if dropout_p == 0:  # the kernels leave unwritten memory there, on a device of their choice
+        rng0, rng1 = (torch.empty(0, dtype=torch.int64, device=out.device) for _ in range(2))
+    return Saved(out, lse, rng0, rng1)
+
+
+Grads = tuple[Tensor, Tensor, Tensor]
+Forward = Callable[[Tensor, Tensor, Tensor, Tensor | None, Options], Saved]
+Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Saved, Options], Grads]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    device: str
+    forward: Forward
+    backward: Backward
+    ops: dict[str, str]  # name of the op → its arguments, as this module calls it
+    dtypes: tuple[torch.dtype, ...]
+    capability: tuple[int, int] = (0, 0)  # the least CUDA compute capability
+    size_multiple: int = 1  # head sizes are padded to this
+    largest_size: float = math.inf
+    bias: bool = True  # takes an additive mask
+    wide_bias: bool = False  # takes one in float32 beside half precision; else it is rounded
+    broadcast_bias: bool = True  # takes one of sizes 1; else it is expanded
+    bias_alignment: int = 1  # the mask's rows begin at multiples of this
+    grouped: bool = True  # takes fewer key than query heads; else they are repeated
+    dropout: bool = True
+    ragged_causal: bool = True  # top-left causal with Lq ≠ Lk
+    one_by_one: bool = True  # one query with one key
+
+    def missing(self) -> str | None:
+        """Why this installation of PyTorch cannot run the kernel at all."""
+        for op, arguments in self.ops.items():
+            packet = getattr(aten, op, None)
+            if packet is None:
+                return f"PyTorch {torch.__version__} has no op aten::{op}"
+            found = ", ".join(a.name for a in packet.default._schema.arguments)
+            if found != arguments:
+                return f"PyTorch {torch.__version__} changed aten::{op} to take ({found}), not ({arguments})"
+        return None
+
+    def why_not(self, call: Call) -> str | None:
+        """Why the kernel does not serve this call; None when it does."""
+        query, mask = call.query, call.mask
+        if query.device.type != self.device:
+            return f"serves {self.device} tensors, got {query.device.type}"
+        if _MISSING[self.name] is not None:
+            return _MISSING[self.name]
+        if call.transformed:
+            return "has no rule for torch.func transforms and forward-mode differentiation"
+        if query.dim() != 4:
+            return f"serves 4 dimensions (batch, heads, length, size), got {query.dim()}"
+        if call.empty:
+            return "does not take tensors without elements"
+        if query.dtype not in self.dtypes:
+            return f"serves {', '.join(str(d) for d in self.dtypes)}, got {query.dtype}"
+        if self.device == "cuda" and _capability(query.device.index) < self.capability:
+            return f"needs compute capability {self.capability}, this device has {_capability(query.device.index)}"
+        size = max(query.shape[-1], call.value.shape[-1])
+        if size > self.largest_size:
+            return f"serves head sizes up to {self.largest_size}, got {size}"
+        if call.return_lse and call.needs_grad and size + self.size_multiple > self.largest_size:
+            return f"needs {self.size_multiple} columns beside a head size of {size} for the gradient of the logsumexp"
+        if call.dropout_p > 0 and not self.dropout:
+            return f"has no dropout, got dropout_p={call.dropout_p}"
+        if mask is not None and not self.bias:
+            return "takes no attn_mask"
+        if mask is not None and mask.requires_grad:
+            return "gives no gradient to attn_mask, which requires one"
+        if query.shape[-2] == call.key.shape[-2] == 1 and not self.one_by_one:
+            return "does not take one query with one key"
+        if call.is_causal and query.shape[-2] != call.key.shape[-2] and not self.ragged_causal:
+            lengths = f"{query.shape[-2]} and {call.key.shape[-2]}"
+            return f"takes is_causal=True with as many queries as keys alone, got {lengths}"
+        return None
+
+
+def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, o.dropout_p, o.is_causal, attn_mask=bias, scale=o.scale
+    )
+    return _saved(out, lse, lse, lse, dropout_p=0.0)
+
+
+def _cpu_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, saved: Saved, o: Options
+) -> Grads:
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, q, k, v, saved.out, saved.lse, o.dropout_p, o.is_causal, attn_mask=bias, scale=o.scale
+    )
+
+
+def _flash_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
+    out, lse, _, _, _, _, rng0, rng1, _ = aten._scaled_dot_product_flash_attention(
+        q, k, v, o.dropout_p, o.is_causal, False, scale=o.scale
+    )
+    return _saved(out, lse, rng0, rng1, o.dropout_p)
+
+
+def _flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, saved: Saved, o: Options
+) -> Grads:
+    out, lse, rng0, rng1 = saved
+    lengths = None, None, q.shape[2], k.shape[2]  # no nested tensors
+    return aten._scaled_dot_product_flash_attention_backward(
+        grad, q, k, v, out, lse, *lengths, o.dropout_p, o.is_causal, rng0, rng1, scale=o.scale
+    )
+
+
+def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
+    out, lse, _, _, _, _, rng0, rng1, _ = aten._scaled_dot_product_cudnn_attention(
+        q, k, v, bias, True, o.dropout_p, o.is_causal, False, scale=o.scale
+    )
+    return _saved(out, lse, rng0, rng1, o.dropout_p)
+
+
+def _cudnn_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, saved: Saved, o: Options
+) -> Grads:
+    out, lse, rng0, rng1 = saved
+    lengths = None, None, q.shape[2], k.shape[2]  # no nested tensors
+    return aten._scaled_dot_product_cudnn_attention_backward(
+        grad, q, k, v, out, lse, rng0, rng1, bias, *lengths, o.dropout_p, o.is_causal, scale=o.scale
+    )
+
+
+def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
+    out, lse, rng0, rng1 = aten._scaled_dot_product_efficient_attention(
+        q, k, v, bias, True, o.dropout_p, o.is_causal, scale=o.scale
+    )
+    return _saved(out, lse, rng0, rng1, o.dropout_p)
+
+
+def _efficient_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, saved: Saved, o: Options
+) -> Grads:
+    wanted = [True, True, True, False]  # q, k, v, not the mask
+    return aten._scaled_dot_product_efficient_attention_backward(
+        grad, q, k, v, bias, *saved, o.dropout_p, wanted, o.is_causal, scale=o.scale
+    )[:3]
+
+
+_HALF = (torch.float16, torch.bfloat16)
+_QKV = "query, key, value"
+_LENGTHS = "cum_seq_q, cum_seq_k, max_q, max_k"
+
+# Fastest first
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel(
+            name="cudnn",
+            device="cuda",
+            forward=_cudnn_forward,
+            backward=_cudnn_backward,
+            ops={
+                "_scaled_dot_product_cudnn_attention": f"{_QKV}, attn_bias, compute_log_sumexp, dropout_p, "
+                "is_causal, return_debug_mask, scale",
+                "_scaled_dot_product_cudnn_attention_backward": f"grad_out, {_QKV}, out, logsumexp, philox_seed, "
+                f"philox_offset, attn_bias, {_LENGTHS}, dropout_p, is_causal, scale",
+            },
+            dtypes=_HALF,
+            capability=(9, 0),
+            size_multiple=8,
+            largest_size=128,
+            one_by_one=False,
+        ),
+        Kernel(
+            name="cuda_flash",
+            device="cuda",
+            forward=_flash_forward,
+            backward=_flash_backward,
+            ops={
+                "_scaled_dot_product_flash_attention": f"{_QKV}, dropout_p, is_causal, return_debug_mask, scale",
+                "_scaled_dot_product_flash_attention_backward": f"grad_out, {_QKV}, out, logsumexp, {_LENGTHS}, "
+                "dropout_p, is_causal, philox_seed, philox_offset, scale",
+            },
+            dtypes=_HALF,
+            capability=(8, 0),
+            size_multiple=8,
+            largest_size=256,
+            bias=False,
+            ragged_causal=False,
+        ),
+        Kernel(
+            name="efficient",
+            device="cuda",
+            forward=_efficient_forward,
+            backward=_efficient_backward,
+            ops={
+                "_scaled_dot_product_efficient_attention": f"{_QKV}, attn_bias, compute_log_sumexp, dropout_p, "
+                "is_causal, scale",
+                "_scaled_dot_product_efficient_attention_backward": f"grad_out_, {_QKV}, attn_bias, out, logsumexp, "
+                "philox_seed, philox_offset, dropout_p, grad_input_mask, is_causal, scale",
+            },
+            dtypes=(*_HALF, torch.float32),
+            capability=(8, 0),
+            size_multiple=8,
+            broadcast_bias=False,
+            bias_alignment=8,
+            grouped=False,
+        ),
+        Kernel(
+            name="cpu",
+            device="cpu",
+            forward=_cpu_forward,
+            backward=_cpu_backward,
+            ops={
+                "_scaled_dot_product_flash_attention_for_cpu": f"{_QKV}, dropout_p, is_causal, attn_mask, scale",
+                "_scaled_dot_product_flash_attention_for_cpu_backward": f"grad_out, {_QKV}, out, logsumexp, "
+                "dropout_p, is_causal, attn_mask, scale",
+            },
+            dtypes=(*_HALF, torch.float32, torch.float64),
+            wide_bias=True,
+            dropout=False,
+        ),
+    )
+}
+
+# Looked up once: under torch.compile it is a constant.
+_MISSING = {name: kernel.missing() for name, kernel in KERNELS.items()}
+
+
+@torch.compiler.assume_constant_result
+def _capability(index: int | None) -> tuple[int, int]:
+    # asked for when a tensor is on the device: to ask at import would start CUDA in every process
+    return torch.cuda.get_device_capability(index)

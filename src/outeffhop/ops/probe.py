@@ -1,0 +1,78 @@
+"""Looking into attention: while a probe is set, attention is computed in plain PyTorch and hands its parts over.
+
+A fused kernel never holds the scores or the probabilities, so ``backend="auto"`` takes the eager one
+while somebody looks. What the probe returns is what attention goes on with: an observer returns the
+tensor it was given, a simulated quantizer a rounded one.
+
+A watch costs less: attention runs by whichever kernel it would have, and afterwards hands over what it
+was given with what the kernel knows of the weights, their logsumexp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from outeffhop.ops.call import Call
+
+__all__ = ["Probe", "PARTS", "Watch", "probing", "is_probed", "shown", "watching", "watch"]
+
+# scores before the mask, so that they are finite; probabilities as the normalizer gives them; context per head.
+PARTS = ("scores", "probabilities", "context")
+
+Probe = Callable[[str, Tensor], Tensor]
+
+# the call, and log(n + Σ exp(scores)) [..., H, Lq], or the weights [..., H, Lq, Lk] where no kernel but eager serves
+Watch = Callable[[Call, Tensor | None, Tensor | None], None]
+
+_PROBE: ContextVar[Probe | None] = ContextVar("outeffhop_probe", default=None)
+_WATCH: ContextVar[Watch | None] = ContextVar("outeffhop_watch", default=None)
+
+
+@contextmanager
+def probing(probe: Probe) -> Iterator[None]:
+    """Within it, attention calls show their parts: ``probe(part, tensor) -> tensor``, part one of ``PARTS``.
+
+    Scores and probabilities are [..., H, Lq, Lk], the context [..., H, Lq, Dv]. A call that names a fused
+    backend or "padded" runs by it and shows nothing. Nor does compiled code look at the probe: what was
+    compiled without it would go on without it.
+    """
+    token = _PROBE.set(probe)
+    try:
+        yield
+    finally:
+        _PROBE.reset(token)
+
+
+def is_probed() -> bool:
+    return not torch.compiler.is_compiling() and _PROBE.get() is not None
+
+
+def shown(part: str, tensor: Tensor) -> Tensor:
+    """The tensor, or what the probe makes of it."""
+    if torch.compiler.is_compiling():
+        return tensor
+    probe = _PROBE.get()
+    return tensor if probe is None else probe(part, tensor)
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Within it, every attention call is told of: ``watch(call, lse, None)`` or ``watch(call, None, weights)``.
+
+    Calls with backend="padded", which has no logsumexp, are refused.
+    """
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
+def watch() -> Watch | None:
+    """Who watches now."""
+    return None if torch.compiler.is_compiling() else _WATCH.get()

@@ -1,0 +1,143 @@
+"""A model's metric before and after quantization, over several draws of calibration data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from outeffhop.metrics import Batch, Metric, evaluating, metric_for, task_or_embedding, to_device
+from outeffhop.models.persistence import method_of
+from outeffhop.models.stanhop import StanhopConfig
+from outeffhop.quantization.fold import fold_layernorm
+from outeffhop.quantization.placement_map import quantization_map
+from outeffhop.quantization.points import Power
+from outeffhop.quantization.quantization_report import QuantizationReport, TensorError
+from outeffhop.quantization.schemes import Scheme
+from outeffhop.quantization.simulation import Calibration, freeze, measuring, simulate, simulation_of
+
+__all__ = ["evaluate", "calibrated"]
+
+
+def calibrated(model: nn.Module, batches: Iterable[Batch], scheme: str | Scheme = "W8A8", **options: Any) -> nn.Module:
+    """``simulate``, ``Calibration`` and ``freeze`` in one call; options as of ``simulate``."""
+    quantized = simulate(model, scheme=scheme, **options)
+    with Calibration(quantized), torch.no_grad():
+        for batch in batches:
+            quantized(**to_device(batch, quantized))
+    return freeze(quantized)
+
+
+def evaluate(
+    model: nn.Module,
+    calibration: Sequence[Batch] | Callable[[int], Sequence[Batch]],
+    evaluation: Iterable[Batch],
+    metric: Metric | str | None = None,
+    scheme: str | Scheme = "W8A8",
+    seeds: int | Sequence[int] = 3,
+    *,
+    calibration_batches: int = 16,
+    exclude: Sequence[str] = (),
+    fold: bool = False,
+    worst: int = 20,
+    progress: Callable[[str], None] | None = None,
+) -> QuantizationReport:
+    """What quantization costs a model.
+
+    Args:
+        model: in floating point; it is run in eval mode and left as it was.
+        calibration: batches, of which each seed draws ``calibration_batches`` without replacement, or a
+            function from a seed to the batches drawn.
+        evaluation: batches of the metric, with labels or future values.
+        metric: a task's name, or a function of a model and batches; by default the model's task's.
+        scheme: "W8A8", "W4A8 per-token", "smoothquant", … or a ``Scheme``.
+        seeds: how many (0, 1, …), or which.
+        exclude: as of ``simulate``.
+        fold: ``fold_layernorm`` comes first, by the first batch of the evaluation.
+        worst: how many of the worst-rounded tensors are reported.
+        progress: is told what begins.
+    """
+    chosen = Scheme.parse(scheme)
+    drawn = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    if not drawn:
+        raise ValueError(f"seeds={seeds}: at least one is needed")
+    if calibration_batches < 1:
+        raise ValueError(f"calibration_batches={calibration_batches}: at least 1 is needed")
+    evaluated = list(evaluation)
+    if not evaluated:
+        raise ValueError("evaluation holds no batch: a metric needs data")
+    if not callable(calibration) and not len(calibration):
+        raise ValueError("calibration holds no batch: ranges need data")
+    task = metric if isinstance(metric, str) else "custom" if metric is not None else task_or_embedding(model)
+    measure: Metric = metric_for(task, model) if metric is None or isinstance(metric, str) else metric
+    tell = progress or (lambda _: None)
+
+    with evaluating(model):
+        tell("floating point")
+        # float: a metric may give scalars of torch or numpy, which no JSON takes
+        full = {name: float(value) for name, value in measure(model, evaluated).items()}
+        quantized: dict[str, list[float]] = {name: [] for name in full}
+        rounded, folding = fold_layernorm(model, evaluated[0]) if fold else (model, None)
+        for i, seed in enumerate(drawn):
+            tell(f"calibration {i + 1} of {len(drawn)}")
+            batches = calibration(seed) if callable(calibration) else _draw(calibration, calibration_batches, seed)
+            simulated = calibrated(rounded, batches, chosen, exclude=exclude)
+            tell(f"{chosen}, {i + 1} of {len(drawn)}")
+            try:
+                for name, value in measure(simulated, evaluated).items():
+                    quantized[name].append(float(value))
+            finally:
+                simulation_of(simulated).rest()
+            if i == 0:
+                count = len(batches)
+                blamed = _worst(rounded, simulated, evaluated[0], worst)
+                floating = quantization_map(simulated).floating
+    return QuantizationReport(
+        model=type(model).__name__,
+        method=_method(model),
+        scheme=str(chosen),
+        placement=chosen.placement,
+        task=task,
+        seeds=drawn,
+        calibration_batches=count,
+        evaluation_batches=len(evaluated),
+        full=full,
+        quantized={name: tuple(values) for name, values in quantized.items()},
+        worst=blamed,
+        floating=floating,
+        folding=folding,
+    )
+
+
+def _method(model: nn.Module) -> str:
+    config: Any = getattr(model, "config", None)
+    if isinstance(config, StanhopConfig):
+        return config.method
+    return "unknown" if config is None else str(method_of(config) or config._attn_implementation)
+
+
+def _draw(batches: Sequence[Batch], count: int, seed: int) -> list[Batch]:
+    order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed))
+    return [batches[int(i)] for i in order[:count]]
+
+
+@torch.no_grad()
+def _worst(model: nn.Module, quantized: nn.Module, batch: Batch, count: int) -> tuple[TensorError, ...]:
+    """The tensors that rounding hurts most: activations on one batch, and weights."""
+    points = simulation_of(quantized).points
+    with measuring(quantized) as found:
+        quantized(**to_device(batch, quantized))
+    for name in (name for name, point in points.items() if point.kind == "weight"):
+        place = name.replace("/", ".")
+        found[name] = Power().add(model.get_parameter(place), quantized.get_parameter(place))
+    ranked = sorted(found.items(), key=lambda item: item[1].typical_db)
+    rows = []
+    for name, power in ranked[:count]:
+        grid = points[name].grid
+        low, high = (None, None) if grid is None else grid.range
+        rows.append(
+            TensorError(name, points[name].kind, power.typical_db, power.sqnr_db, low, high, power.std, power.largest)
+        )
+    return tuple(rows)

@@ -1,0 +1,147 @@
+"""What of a model is quantized, with which ranges, and what is left in floating point."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from torch import nn
+
+from outeffhop.quantization.placement import Layout
+from outeffhop.quantization.points import Point
+from outeffhop.quantization.simulation import Simulation, simulation_of
+
+__all__ = ["MapRow", "QuantizationMap", "quantization_map"]
+
+_ORDER = ("input", "weight", "scores", "probabilities", "context", "output")
+
+
+@dataclass(frozen=True)
+class MapRow:
+    """One quantizer.
+
+    Attributes:
+        name: the module and what is quantized of it.
+        kind: "weight" or "activation".
+        bits: of its grid.
+        scheme: symmetric or asymmetric, per tensor, channel or token.
+        range: the ends of the grid, over all channels; None before ``freeze`` and where each token has its own.
+        scale: the grid's step, the largest of all channels.
+        zero_point: None where channels have their own.
+        grids: how many there are: 1 per tensor.
+    """
+
+    name: str
+    kind: str
+    bits: int
+    scheme: str
+    range: tuple[float, float] | None
+    scale: float | None
+    zero_point: int | None
+    grids: int | None
+
+
+@dataclass(frozen=True)
+class QuantizationMap:
+    """The quantizers of a model in the order of its modules, and what has none, with the reason."""
+
+    scheme: str
+    placement: str
+    rows: tuple[MapRow, ...]
+    floating: dict[str, str]
+
+    def __getitem__(self, name: str) -> MapRow:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"no quantizer is named {name!r}; their names are those of rows")
+
+    def __contains__(self, name: object) -> bool:
+        return any(row.name == name for row in self.rows)
+
+    def __iter__(self) -> Iterator[MapRow]:
+        return iter(self.rows)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+    def __str__(self) -> str:
+        header = ("quantizer", "kind", "bits", "scheme", "range", "scale", "zero point")
+        cells = [
+            (
+                row.name,
+                row.kind,
+                str(row.bits),
+                row.scheme,
+                "its own" if row.range is None else f"[{row.range[0]:.4g}, {row.range[1]:.4g}]",
+                "" if row.scale is None else f"{row.scale:.4g}",
+                "" if row.zero_point is None else str(row.zero_point),
+            )
+            for row in self.rows
+        ]
+        widths = [max(len(line[i]) for line in [header, *cells]) for i in range(len(header))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in [header, *cells]
+        ]
+        width = max(map(len, self.floating), default=0)
+        left = [f"{name:{width}}  {why}" for name, why in self.floating.items()]
+        return "\n".join([f"{self.scheme}, placement {self.placement}", *lines, "", "In floating point", *left])
+
+
+def quantization_map(model: nn.Module) -> QuantizationMap:
+    """The map of a model that ``simulate`` made and that was calibrated."""
+    simulation = simulation_of(model)
+    places = {name: i for i, (name, _) in enumerate(model.named_modules())}
+
+    def order(point: Point) -> tuple[int, int, str]:
+        module, _, what = point.name.rpartition("/")
+        return places.get(module, 0), _ORDER.index(what) if what in _ORDER else len(_ORDER), what
+
+    rows = tuple(_row(point) for point in sorted(simulation.points.values(), key=order))
+    scheme = simulation.scheme
+    return QuantizationMap(str(scheme), scheme.placement, rows, _floating(model, simulation))
+
+
+def _row(point: Point) -> MapRow:
+    grid = point.grid
+    how = f"{point.spec}, smoothed" if point.factors is not None else str(point.spec)
+    if grid is None:
+        return MapRow(point.name, point.kind, point.spec.bits, how, None, None, None, None)
+    one = grid.scale.numel() == 1
+    return MapRow(
+        point.name,
+        point.kind,
+        point.spec.bits,
+        how,
+        grid.range,
+        float(grid.scale.max()),
+        int(grid.zero_point[0]) if one else None,
+        grid.scale.numel(),
+    )
+
+
+def _floating(model: nn.Module, simulation: Simulation) -> dict[str, str]:
+    """Every parameter without a quantizer, by the largest module that shares the reason."""
+    layout: Layout = simulation.layout
+    # the model's order; what holds no weights needs no mention
+    found = {n: why for n, why in layout.floating.items() if any(True for _ in model.get_submodule(n).parameters())}
+    biases = 0
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        module, _, own = name.rpartition(".")
+        if any(module == top or module.startswith(f"{top}.") for top in found):
+            continue
+        site = layout.sites.get(module)
+        if own == "bias" or own.endswith("_bias"):
+            biases += 1
+        elif site is None or own != "weight" or not site.weight:
+            found[name] = "a parameter of no quantized module"
+        elif layout.excludes(f"{module}/weight"):
+            found[name] = "excluded"
+    for name in sorted(layout.attention):
+        if layout.operations and simulation.points and f"{name}/scores" not in simulation.points:
+            found.setdefault(name, "attention that does not show its scores")
+    if biases:
+        found["biases"] = f"{biases} of them, added to the accumulator"
+    return found

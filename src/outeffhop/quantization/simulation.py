@@ -1,0 +1,316 @@
+"""A model whose weights and activations are rounded as integer inference would round them.
+
+    quantized = simulate(model, weights=8, activations=8)
+    with Calibration(quantized):
+        for batch in batches:
+            quantized(**batch)
+    freeze(quantized)
+
+``simulate`` gives a copy in eval mode; the model itself is left as it is. Calibration runs in floating
+point, so that no range depends on another's. Model code is not copied: hooks reach modules, a probe the
+inside of attention, and a function mode the sums and functions that no module stands for. A quantizer is
+named by its module and what it quantizes there, "bert.encoder.layer.0.output/add.0"; the number counts
+within one call of the module.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from outeffhop.models.inspection import through_ours
+from outeffhop.ops.probe import probing
+from outeffhop.quantization.operations import Operations, is_on_grid, is_sum, on_grid
+from outeffhop.quantization.placement import Layout, Site, lay_out
+from outeffhop.quantization.points import Point, Power
+from outeffhop.quantization.schemes import Scheme
+
+__all__ = ["simulate", "Calibration", "freeze", "measuring", "Simulation", "simulation_of"]
+
+_NAME = "_outeffhop_simulation"
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def simulate(
+    model: Model,
+    weights: int | None = None,
+    activations: int | None = None,
+    placement: str | None = None,
+    exclude: Sequence[str] = (),
+    *,
+    scheme: str | Scheme = "W8A8",
+) -> Model:
+    """A copy of the model to be calibrated, frozen and then run with simulated quantization.
+
+    Args:
+        model: any model; it is not changed.
+        weights, activations: bits, 2 to 16; by default the scheme's.
+        placement: "paper" or "linear", what is quantized; by default the scheme's.
+        exclude: patterns of modules ("*.layer.0.*") or quantizers ("*/scores") left in floating point; one that
+            matches none is refused, here or, of quantizers, by ``freeze``.
+        scheme: "W8A8", "W4A8 per-token", "smoothquant", … or a ``Scheme``.
+    """
+    if hasattr(model, "_orig_mod"):
+        raise TypeError("model is compiled, and cannot be looked into; give the one it was made of: model._orig_mod")
+    if hasattr(model, _NAME):
+        raise ValueError("model is a simulation already: simulate(...) takes the model it was made of")
+    chosen = Scheme.parse(scheme).with_bits(weights, activations)
+    if placement is not None:
+        chosen = replace(chosen, placement=placement)
+    copied = copy.deepcopy(model).eval()
+    simulation = Simulation(chosen, lay_out(copied, chosen.placement, exclude))
+    if simulation.layout.operations and simulation.layout.attention:
+        through_ours(copied)  # the same softmax, and it can be looked into
+    simulation.attach(copied)
+    setattr(copied, _NAME, simulation)
+    return copied
+
+
+def simulation_of(model: nn.Module) -> Simulation:
+    found = getattr(model, _NAME, None)
+    if not isinstance(found, Simulation):
+        raise ValueError(f"this {type(model).__name__} is no simulation: quantized = simulate(model) makes one")
+    return found
+
+
+class Calibration:
+    """Within it, the model runs in floating point and its quantizers look at what passes.
+
+    Args:
+        model: of ``simulate``; it may be calibrated several times before ``freeze``.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.simulation = simulation_of(model)
+
+    def __enter__(self) -> Calibration:
+        if self.simulation.state == "frozen":
+            raise ValueError("the model is frozen, its ranges are fixed: simulate(...) makes another to calibrate")
+        self.simulation.state = "calibrating"
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.simulation.rest()
+        if self.simulation.state == "calibrating":  # not where freeze was called within
+            self.simulation.state = "calibrated"
+
+
+def freeze(model: Model) -> Model:
+    """Fixes every range and rounds the weights, in place; from now on the model runs quantized."""
+    simulation_of(model).freeze(model)
+    return model
+
+
+@contextmanager
+def measuring(model: nn.Module) -> Iterator[dict[str, Power]]:
+    """Within it, every activation quantizer of a frozen model adds up signal and rounding error, by name."""
+    simulation = simulation_of(model)
+    found: dict[str, Power] = {}
+    simulation.powers = found
+    try:
+        yield found
+    finally:
+        simulation.powers = None
+        simulation.rest()
+
+
+class _Frame:
+    """One call of a module."""
+
+    __slots__ = ("counts", "name", "quiet")
+
+    def __init__(self, name: str, quiet: bool) -> None:
+        self.name, self.quiet = name, quiet
+        self.counts: Counter[str] = Counter()
+
+
+class Simulation:
+    """The quantizers of one model, and the hooks that bring its tensors to them.
+
+    Attributes:
+        state: "new", "calibrating", "calibrated" or "frozen".
+        points: the quantizers by name.
+        powers: signal and error by name, while somebody measures.
+    """
+
+    def __init__(self, scheme: Scheme, layout: Layout) -> None:
+        self.scheme, self.layout = scheme, layout
+        self.state = "new"
+        self.points: dict[str, Point] = {}
+        self.powers: dict[str, Power] | None = None
+        self._frames: list[_Frame] = []
+        self._running: ExitStack | None = None
+        self._in_attention = self._at_work = False
+        self._left_out: set[str] = set()
+
+    def attach(self, model: nn.Module) -> None:
+        for name, module in model.named_modules():
+            # bound methods, not closures: a deepcopy of the model gets hooks of its own simulation
+            module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
+            # always_call: a forward that raises leaves its frame as well
+            module.register_forward_hook(partial(self._leave, name), always_call=True)
+
+    def freeze(self, model: nn.Module) -> None:
+        if self.state == "frozen":
+            raise ValueError("the model is frozen already")
+        if not self.scheme.dynamic and not self.points:
+            raise ValueError(
+                "no batch was seen, or none had anything to quantize: with Calibration(quantized): quantized(**batch) "
+                "comes before freeze(quantized)"
+            )
+        weights: dict[str, Point] = {}
+        for point in self.points.values():
+            point.check()
+        for name, site in self.layout.sites.items():
+            weight = getattr(model.get_submodule(name), "weight", None)
+            if site.weight and weight is not None and not self._excludes(f"{name}/weight"):
+                weights[name] = self._weight_point(name, site, weight.detach())
+        self._check_excluded(model)
+        for point in self.points.values():
+            point.freeze()
+        for name, point in weights.items():  # in the end, since what raises is to leave the weights as they are
+            module: Any = model.get_submodule(name)
+            self.points[point.name] = point
+            # a new parameter: a head that shares the embedding's keeps the old one
+            module.weight = nn.Parameter(point(module.weight.detach()), requires_grad=False)
+        self.state = "frozen"
+
+    def _weight_point(self, name: str, site: Site, weight: Tensor) -> Point:
+        spec = self.scheme.weights
+        spec = replace(spec, granularity="tensor") if weight.dim() == 1 else replace(spec, axis=site.axis)
+        point = Point(f"{name}/weight", "weight", spec, self.scheme, self.scheme.weight_range)
+        received = self.points.get(f"{name}/input")
+        if self.scheme.alpha is not None and received is not None:
+            received.smooth(point, weight, self.scheme.alpha, 1 - site.axis)
+        point.observe(weight)
+        point.freeze()
+        return point
+
+    def _excludes(self, name: str) -> bool:
+        found = self.layout.excludes(name)
+        if found:
+            self._left_out.add(name)
+        return found
+
+    def _check_excluded(self, model: nn.Module) -> None:
+        """A pattern of quantizers that left none out is a slip, unless activations are still to be seen."""
+        if self.scheme.dynamic and not self.points:
+            return
+        for pattern in self.layout.exclude:
+            if "/" in pattern and not any(fnmatchcase(name, pattern) for name in self._left_out):
+                raise ValueError(
+                    f"exclude={pattern!r} matches no quantizer of {type(model).__name__}; there are, for instance: "
+                    + ", ".join(get_close_matches(pattern, self.points, n=3, cutoff=0.0))
+                )
+
+    @property
+    def is_quiet(self) -> bool:
+        return self._at_work or self._in_attention or not self._frames or self._frames[-1].quiet
+
+    def operation(self, kind: str, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        """The output of an addition or an activation function, as ``Operations`` shows it."""
+        frame = self._frames[-1]
+        if kind == "add" and not is_sum(args):
+            return out
+        number = frame.counts[kind]
+        frame.counts[kind] += 1
+        return self._quantize(frame.name, f"{kind}.{number}", out)
+
+    def _part(self, part: str, tensor: Tensor) -> Tensor:
+        """Scores, probabilities or context; what is computed between the first and the last is attention's own."""
+        self._in_attention = part != "context"
+        frame = self._frames[-1]
+        return tensor if frame.quiet else self._quantize(frame.name, part, tensor)
+
+    def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._frames or not name:  # the model itself is not run within itself: any frames are left over
+            self._begin()
+        site = self.layout.sites.get(name)
+        outer = bool(self._frames) and self._frames[-1].quiet
+        self._frames.append(_Frame(name, outer or site is not None or name in self.layout.floating))
+        if outer or site is None or site.input is None:
+            return None
+        x = args[0] if args else next(iter(kwargs.values()), None)
+        if not isinstance(x, Tensor) or (site.input != "always" and is_on_grid(x)):
+            return None
+        rounded = self._quantize(name, "input", x)
+        return ((rounded, *args[1:]), kwargs) if args else (args, {**kwargs, next(iter(kwargs)): rounded})
+
+    def _leave(self, name: str, module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+        if not self._frames:
+            return None
+        self._frames.pop()
+        try:
+            site = self.layout.sites.get(name)
+            if site is None or not isinstance(out, Tensor) or (self._frames and self._frames[-1].quiet):
+                return None
+            if site.kind == "embedding":
+                return on_grid(out)  # looked up in a rounded table
+            return self._quantize(name, "output", out) if site.output else None
+        finally:
+            if not self._frames:
+                self._end()
+
+    def rest(self) -> None:
+        """Leaves nothing behind of a forward that was interrupted: PyTorch calls no hook after Ctrl-C."""
+        self._frames.clear()
+        self._end()
+
+    def _begin(self) -> None:
+        self.rest()
+        if self.state in ("new", "calibrated"):
+            raise ValueError(
+                "the model is not quantized yet: run it within Calibration(quantized), then freeze(quantized)"
+            )
+        self._in_attention = self._at_work = False
+        if self.layout.operations:
+            self._running = ExitStack()
+            self._running.enter_context(probing(self._part))
+            self._running.enter_context(Operations(self))
+
+    def _end(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            # where a notebook runs each cell in a context of its own, the last one's is gone
+            with suppress(ValueError):
+                running.close()
+
+    def _quantize(self, module: str, what: str, x: Tensor) -> Tensor:
+        name = f"{module}/{what}"
+        if self._excludes(name):
+            return x
+        self._at_work = True
+        try:
+            point = self.points.get(name)
+            if self.state == "calibrating":
+                if point is None:
+                    point = self.points[name] = self._point(name)
+                point.observe(x)
+                return on_grid(x.view_as(x))  # a view: the caller's own tensor gets no mark
+            if point is None and not self.scheme.dynamic:
+                raise ValueError(f"{name} was not seen in calibration: calibrate on batches that take the same path")
+            if point is None:
+                point = self.points[name] = self._point(name)
+            rounded = point(x)
+            if self.powers is not None:
+                self.powers[name] = self.powers.get(name, Power()).add(x, rounded)
+            return on_grid(rounded)
+        finally:
+            self._at_work = False
+
+    def _point(self, name: str) -> Point:
+        spec, how = self.scheme.activations, self.scheme.activation_range
+        if self.scheme.alpha is not None:
+            # each channel's own range, from which both the factors and the smoothed tensor's range follow
+            spec = replace(spec, granularity="channel", axis=-1)
+        return Point(name, "activation", spec, self.scheme, how)

@@ -1,0 +1,280 @@
+"""A run's config: dataclasses, YAML and flags are three forms of one thing; a wrong field is refused by its name."""
+
+import dataclasses
+import typing
+
+import pytest
+import tyro
+import yaml
+from runs import METHODS, MODELS, SIZES
+
+from outeffhop.lab.training import DataConfig, RunConfig, TrainConfig
+from outeffhop.lab.training.config import from_dict, from_yaml, to_dict, to_yaml
+from outeffhop.lab.training.recipes import resolve
+from outeffhop.lab.training.run import build
+from outeffhop.methods import Method
+from outeffhop.models import model_summary, presets
+
+EVERY_TRAIN = TrainConfig(
+    lr=4e-4,
+    max_steps=7,
+    batch_size=6,
+    accumulate=3,
+    optimizer="adam",
+    schedule="halving",
+    min_lr=1e-6,
+    warmup_steps=2,
+    weight_decay=0.3,
+    betas=(0.8, 0.9),
+    clip_norm=0.5,
+    patience=4,
+    eval_steps=9,
+    eval_batches=5,
+    log_steps=8,
+    save_steps=11,
+    keep=3,
+    outlier_steps=13,
+    outlier_batches=1,
+    outlier_tensors="*.fc1,*.fc2",
+    seed=17,
+    precision="bf16",
+    compile=True,
+    gradient_checkpointing=True,
+    fsdp=True,
+    timeout=60,
+    workers=1,
+    device="cpu",
+    track="tensorboard",
+)
+EVERY_SAMPLES = DataConfig(
+    length=64,
+    vocab_size=500,
+    tokenizer="words",
+    image_size=16,
+    augment="light",
+    label_smoothing=0.2,
+    in_len=10,
+    out_len=5,
+    cache_dir="cache",
+)
+EVERY = RunConfig(
+    model="vit",
+    preset="small",
+    method="gated",
+    data="pictures",
+    out="runs/b",
+    init="runs/a/model",
+    changes={"hidden_size": 8, "layer_norm_eps": 1e-5, "qkv_bias": True, "hidden_act": "relu"},
+    train=EVERY_TRAIN,
+    samples=EVERY_SAMPLES,
+)
+
+
+def test_every_field_is_another_than_by_default():
+    for given, default in ((EVERY, RunConfig()), (EVERY_TRAIN, TrainConfig()), (EVERY_SAMPLES, DataConfig())):
+        for field in dataclasses.fields(given):
+            assert getattr(given, field.name) != getattr(default, field.name), field.name
+
+
+@pytest.mark.parametrize("config", [EVERY, RunConfig()])
+def test_yaml_and_back(config, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config))
+    assert from_yaml(file) == config
+    assert from_dict(to_dict(config)) == config
+    assert to_yaml(config).startswith("# outeffhop train --config")
+
+
+def test_flags_and_back():
+    flags = []
+    for name, value in to_dict(EVERY).items():
+        nested = name in ("train", "samples")
+        for key, v in ({f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}).items():
+            flag = "--" + key.replace("_", "-")
+            if isinstance(v, bool):
+                flags.append(flag)
+            elif isinstance(v, dict):
+                flags += [flag, *(str(word) for pair in v.items() for word in pair)]
+            else:
+                flags += [flag, *map(str, v if isinstance(v, list) else [v])]
+    found = tyro.cli(RunConfig, args=flags)
+    assert found == EVERY
+    assert {k: type(v) for k, v in found.changes.items()} == {k: type(v) for k, v in EVERY.changes.items()}
+
+
+def test_a_file_may_leave_fields_out(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("model: bert\ntrain:\n  lr: 4e-4\n  betas: [9e-1, 0.95]\n  clip_norm: 1\n")
+    assert yaml.safe_load(file.read_text())["train"]["lr"] == "4e-4"  # YAML 1.1 has no such number
+    found = from_yaml(file)
+    assert found == RunConfig(model="bert", train=TrainConfig(lr=4e-4, betas=(0.9, 0.95), clip_norm=1.0))
+    file.write_text("")
+    assert from_yaml(file) == RunConfig()
+
+
+def test_a_number_among_the_changes(tmp_path):
+    """As a flag has it, so has a file: YAML has no number 1e-1."""
+    file = tmp_path / "config.yaml"
+    file.write_text("changes: {dropout: 1e-1, activation_function: relu, ffn_dim: 8, enable_bias: true}")
+    found = from_yaml(file).changes
+    assert found == {"dropout": 0.1, "activation_function": "relu", "ffn_dim": 8, "enable_bias": True}
+    assert [type(v) for v in found.values()] == [float, str, int, bool]
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "meant"),
+    [
+        ({"modle": "opt"}, "modle", "'model'"),
+        ({"train": {"learn_rate": 1, "lr": 1}}, "train.learn_rate", "There are: lr, max_steps"),
+        ({"train": {"max_step": 1}}, "train.max_step", "'max_steps'"),
+        ({"samples": {"lenght": 1}}, "samples.lenght", "'length'"),
+    ],
+)
+def test_an_unknown_key_gets_the_nearest_right_one(values, key, meant, tmp_path):
+    with pytest.raises(ValueError, match=f"{key} is unknown.*{meant}"):
+        from_dict(values)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(values))
+    with pytest.raises(ValueError, match=r"config\.yaml"):
+        from_yaml(file)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model": "gpt"}, "model='gpt': 'bert' or 'opt'"),
+        ({"model": 3}, "model=3"),
+        ({"method": ["a"]}, r"method=\['a'\]: text"),
+        ({"changes": 4}, "changes=4: a mapping"),
+        ({"changes": {1: 2}}, "changes=.*: a mapping"),
+        ({"train": 4}, "train. is 4: a mapping"),
+        ({"train": {"lr": "fast"}}, "train.lr='fast': a number or nothing"),
+        ({"train": {"lr": True}}, "train.lr=True: a number"),
+        ({"train": {"max_steps": 1.5}}, "train.max_steps=1.5: a whole number"),
+        ({"train": {"max_steps": True}}, "train.max_steps=True"),
+        ({"train": {"compile": 1}}, "train.compile=1: true or false"),
+        ({"train": {"keep": None}}, "train.keep=None: a whole number"),
+        ({"train": {"betas": [0.9]}}, r"train.betas=\[0.9\]: a list of two numbers"),
+        ({"train": {"betas": [0.9, "b"]}}, "train.betas="),
+        ({"train": {"precision": "bf8"}}, "train.precision='bf8': 'fp32' or 'bf16'"),
+        ([1], r"the config is \[1\]: a mapping"),
+    ],
+)
+def test_a_wrong_type_is_refused_by_name(values, message):
+    with pytest.raises(ValueError, match=message):
+        from_dict(values)
+
+
+@pytest.mark.parametrize("content", ["a: [", "\x00"])
+def test_what_is_no_yaml(content, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    with pytest.raises(ValueError, match="is no YAML"):
+        from_yaml(file)
+    with pytest.raises(ValueError, match="cannot be read"):
+        from_yaml(tmp_path / "none.yaml")
+
+
+NEEDED = {
+    "bert": ("length", "vocab_size"),
+    "opt": ("length", "vocab_size"),
+    "vit": ("image_size", "augment", "label_smoothing"),
+    "stanhop": ("in_len", "out_len"),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("preset", presets.SIZES)
+def test_a_resolved_config_leaves_nothing_open(model, preset):
+    found = resolve(RunConfig(model=model, preset=preset, data="builtin:text", out="a"))
+    open_fields = {f.name for f in dataclasses.fields(TrainConfig) if getattr(found.train, f.name) is None}
+    assert open_fields == {"eval_batches", "device"}  # all of the set, and the best device there is
+    assert all(getattr(found.samples, name) is not None for name in NEEDED[model])
+    assert resolve(found) == found
+    assert from_dict(to_dict(found)) == found
+
+
+def test_what_is_given_wins_over_the_recipe():
+    given = TrainConfig(lr=0.0, max_steps=3, schedule="cosine")
+    found = resolve(RunConfig(data="builtin:text", train=given, samples=DataConfig(length=16)))
+    assert (found.train.lr, found.train.max_steps, found.train.schedule) == (0.0, 3, "cosine")
+    assert found.samples.length == 16
+    assert found.train.weight_decay == 0.1
+
+
+def test_the_papers_recipe():
+    bert, opt, vit, stanhop = (resolve(RunConfig(model=m, preset="paper", data="x")).train for m in MODELS)
+    assert (bert.lr, bert.max_steps, bert.warmup_steps, bert.batch_size) == (1e-4, 200_000, 10_000, 256)
+    assert (opt.lr, opt.max_steps, opt.warmup_steps, opt.batch_size) == (4e-4, 125_000, 2000, 192)
+    assert (bert.weight_decay, opt.weight_decay, opt.betas) == (0.01, 0.1, (0.9, 0.95))
+    assert (vit.lr, vit.min_lr, vit.schedule, vit.weight_decay, vit.clip_norm) == (1e-3, 1e-5, "cosine", 0.03, 0.0)
+    assert (stanhop.optimizer, stanhop.schedule, stanhop.patience, stanhop.clip_norm) == ("adam", "halving", 5, 5.0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_bare_method_has_the_papers_parameters(model, method):
+    found = resolve(RunConfig(model=model, method=method, data="x", changes=SIZES[model]))
+    assert Method.parse(found.method) == presets.method_for(model, method)
+    assert resolve(found).method == found.method
+
+
+@pytest.mark.parametrize("method", ["gated(predictor=linear)", "clipped(alpha=3)", "outeffhop(n=2)", "clipped()"])
+def test_a_method_with_parameters_is_taken_as_it_is_written(method):
+    found = resolve(RunConfig(model="bert", method=method, data="x", changes=SIZES["bert"]))
+    assert Method.parse(found.method) == Method.parse(method)
+    assert Method.parse(model_summary(build(found, {})).method) == Method.parse(method)
+    assert resolve(found) == found
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((name, 0) for name in ("max_steps", "batch_size", "accumulate", "eval_steps", "log_steps", "save_steps")),
+        *((name, 0) for name in ("keep", "eval_batches", "outlier_batches")),
+        *((name, -1) for name in ("warmup_steps", "patience", "outlier_steps", "workers", "seed")),
+        *((name, -1.0) for name in ("lr", "weight_decay", "clip_norm", "min_lr")),
+        ("lr", float("nan")),
+        ("lr", float("inf")),
+        ("betas", (0.9, 1.0)),
+        ("accumulate", 5),
+        ("precision", "bf8"),
+        ("optimizer", "sgd"),
+        ("max_steps", 1.5),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=rf"train\.{field}="):
+        resolve(RunConfig(data="builtin:text", train=dataclasses.replace(TrainConfig(), **{field: value})))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "data is missing"),
+        ({"data": "x", "model": "gpt"}, "model='gpt'"),
+        ({"data": "x", "preset": "huge"}, "preset='huge'"),
+        ({"data": "x", "method": "outefhop"}, "outeffhop"),
+        ({"data": "x", "changes": {"num_hiden_layers": 1}}, "changes.num_hiden_layers.*'num_hidden_layers'"),
+        ({"data": "x", "changes": {"hidden_size": "big"}}, "changes={'hidden_size': 'big'}: .*expected int"),
+        ({"data": "x", "init": "nowhere"}, "init='nowhere' is no folder of a checkpoint"),
+        ({"data": "x", "model": "vit", "train": TrainConfig(lr=1e-6)}, r"train\.min_lr=1e-05 is above train\.lr=1e-06"),
+    ],
+)
+def test_a_config_that_cannot_be(given, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(RunConfig(**given))
+
+
+def test_samples_follow_the_changes():
+    found = resolve(RunConfig(model="stanhop", data="builtin:series", changes={"in_len": 96, "out_len": 12}))
+    assert (found.samples.in_len, found.samples.out_len) == (96, 12)
+    short = resolve(RunConfig(model="bert", data="builtin:text", changes={"max_position_embeddings": 16}))
+    assert short.samples.length == 16
+
+
+def test_every_field_is_explained():
+    """``--help-all`` has its words from the docstrings."""
+    for kind in (RunConfig, TrainConfig, DataConfig):
+        for name in typing.get_type_hints(kind):
+            assert f"        {name}: " in kind.__doc__
