@@ -194,9 +194,9 @@ class Quantize(Checkpoint):
     Example: outeffhop quantize RUN --out RUN
 
     Attributes:
-        bits: bits of weights and activations, 2 to 16 each, such as W4A8.
+        bits: of weights and activations, 2 to 16, such as W4A8.
         scheme: everything the paper quantizes, Linear layers only, or a rival.
-        range: how activation ranges are found; by default running (smoothquant: minmax).
+        range: of activations; default: running (smoothquant: minmax).
         calibration_batches: batches of training data for each seed.
         seeds: number of calibration draws; mean ± std.
         out: folder for quantization.json.
