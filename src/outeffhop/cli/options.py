@@ -43,7 +43,7 @@ _Spec = Annotated[str | None, arg(metavar="SPEC", help_behavior_hint="")]
 _Text = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
 _Path = Annotated[str | None, arg(metavar="FOLDER", help_behavior_hint="")]
 _Flag = Annotated[bool, arg(help_behavior_hint="")]
-_Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
+_Count = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
 _Out = Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")]
 
 
@@ -145,7 +145,7 @@ class Checkpoint:
 
     checkpoint: _Folder
     data: _Spec = None
-    batch_size: int = 32
+    batch_size: Annotated[int, arg(metavar="N")] = 32
     batches: _Count = None
     length: _Count = None
     tokenizer: _Path = None
@@ -184,7 +184,7 @@ class Outliers(Checkpoint):
     out: Path
     tensors: Literal["paper", "all"] = "paper"
     batches: int = 16
-    batch_size: int = 16
+    batch_size: Annotated[int, arg(metavar="N")] = 16
 
 
 @dataclass(frozen=True, kw_only=True)
