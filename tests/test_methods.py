@@ -75,7 +75,7 @@ def test_the_papers_six_come_first():
         ("gsh(alpha=0.5)", ["alpha=0.5"]),
         ("gsh(alpha=x)", ["alpha='x'", "number", "learned"]),
         ("polynomial(order=3)", ["order=3", "even"]),
-        ("polynomial(order=2.5)", ["order='2.5'", "whole"]),
+        ("polynomial(order=2.5)", ["order='2.5'", "integer"]),
         ("", ["form"]),
     ],
 )
