@@ -41,7 +41,7 @@ def test_a_path_as_json(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["builtin:txt"], "outeffhop: builtin='txt' is unknown; did you mean 'text'? There are"),
+        (["builtin:txt"], "outeffhop: builtin='txt' is unknown; did you mean 'text'? Available:"),
         (["builtin:text", "--task", "forecasting"], "outeffhop: data spec 'builtin:text' holds text, but task"),
         (["no/such/path"], "outeffhop: data spec 'no/such/path': there is no such path"),
     ],
