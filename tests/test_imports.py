@@ -12,6 +12,7 @@ ROOT = Path(outeffhop.__file__).parent
 LAYERS = [
     ["_naming"],
     ["_io"],
+    ["_dataclass_io"],
     ["functional"],
     ["methods"],
     ["ops"],

@@ -116,7 +116,7 @@ def test_an_unknown_flag_gets_the_nearest_right_one(flag, right, capsys):
     [
         ("modle: opt", "'model'"),
         ("train: {max_stepz: 3}", "'max_steps'"),
-        ("train: {max_steps: many}", "train.max_steps='many': a whole number or nothing is needed"),
+        ("train: {max_steps: many}", "train.max_steps='many': must be an integer"),
         ("train: [1]", "a mapping"),
         ("{", "is no YAML"),
     ],

@@ -300,7 +300,7 @@ def test_a_result_cannot_show_a_picture_of_another_folder(tmp_path):
     result = json.loads(Result("table1", "Table 1", "about").to_json())
     result["figures"] = [{"name": "../../secret", "title": "t", "caption": "c"}]
     (tmp_path / "results" / "table1" / "result.json").write_text(json.dumps(result))
-    with pytest.raises(ValueError, match=r"result\.json is no result of an experiment: name='\.\./\.\./secret'"):
+    with pytest.raises(ValueError, match=r"result\.json: not a valid Result: name='\.\./\.\./secret'"):
         write_report(tmp_path / "results")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from outeffhop._io import whole_file
 from outeffhop._naming import check_utf8
 from outeffhop.memory.noop import NoOp
 
@@ -37,17 +37,11 @@ def save(path: str | os.PathLike[str], stored: Tensor, beta: float, method: str,
         tensors["outliers"] = no_op.outliers.contiguous()
         metadata["distinct"] = str(no_op.distinct)
     metadata["sha256"] = _digest(tensors, metadata)
-    # in the same folder, since os.replace is atomic within one file system alone
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        save_file(tensors, beside, metadata)
-        with open(beside, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(beside, target)
-    except SafetensorError as error:  # its own name for what the system says
+        with whole_file(target) as side:
+            save_file(tensors, side, metadata)
+    except SafetensorError as error:  # safetensors' own name for an error of the system
         raise OSError(f"path={str(target)!r} could not be written: {error}") from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 @contextmanager

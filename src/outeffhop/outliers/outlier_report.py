@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from outeffhop._io import from_json_value, parse_json, to_plain, write_whole
+from outeffhop._dataclass_io import JsonReport
 
 __all__ = ["Channel", "HeadStats", "OutlierReport", "Position", "TensorStats", "compare", "place_of"]
-
-_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,7 @@ class HeadStats:
 
 
 @dataclass(frozen=True)
-class OutlierReport:
+class OutlierReport(JsonReport):
     """The outliers of a model on some data.
 
     Attributes:
@@ -125,6 +120,9 @@ class OutlierReport:
         tensors: in the model's order.
         attention: per attention module, in the order they ran.
     """
+
+    FORMAT = "outeffhop.outliers.1"
+    DERIVED = ("summary",)
 
     model: str
     method: str
@@ -206,34 +204,6 @@ class OutlierReport:
             "no_op": self.no_op,
             "non_finite": self.non_finite,
         }
-
-    def to_json(self) -> str:
-        """JSON as the standard has it: numbers that are not finite are written as "nan", "inf", "-inf"."""
-        content = {"format": _FORMAT, "summary": self.summary, **asdict(self)}
-        return json.dumps(to_plain(content), indent=1, allow_nan=False) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> OutlierReport:
-        try:
-            content = parse_json(text)
-            if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-                raise ValueError(f"its format is not {_FORMAT}, which is what is read here")
-            content.pop("summary", None)  # made of the rest
-            report: OutlierReport = from_json_value(cls, content)
-            return report
-        except ValueError as error:
-            raise ValueError(f"this is no outlier report: {error}") from error
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes JSON; an older file is replaced at once or stays as it is."""
-        write_whole(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> OutlierReport:
-        try:
-            return cls.from_json(Path(path).read_bytes().decode())
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
 
 
 def compare(reports: dict[str, OutlierReport]) -> list[dict[str, Any]]:

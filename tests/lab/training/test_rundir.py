@@ -103,8 +103,8 @@ def flip(path):
     ("harm", "why"),
     [
         (lambda p: cut(p / "weights"), "weights has .* bytes, not"),
-        (lambda p: flip(p / "weights"), "weights has other contents"),
-        (lambda p: flip(p / "inner" / "state"), "inner/state has other contents"),
+        (lambda p: flip(p / "weights"), "the content of weights has changed"),
+        (lambda p: flip(p / "inner" / "state"), "the content of inner/state has changed"),
         (lambda p: (p / "weights").unlink(), "weights is missing"),
         (lambda p: shutil.rmtree(p / "inner"), "inner/state is missing"),
         (lambda p: (p / "manifest.json").unlink(), "its manifest.json cannot be read"),

@@ -11,18 +11,19 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
+from outeffhop._io import check_manifest, publish, write_manifest
+
 __all__ = ["Store"]
 
-_MANIFEST = "manifest.json"
 _DAY = 24 * 3600  # seconds
 
 
@@ -45,10 +46,11 @@ class Store:
         """
         text = json.dumps(key, sort_keys=True)
         entry = self.folder / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-        said = _read(entry)
-        if said is not None:
-            return entry, said
-        side = self.folder / f".{entry.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        about = _read(entry)
+        if about is not None:
+            return entry, about
+        self._sweep()
+        side = self.folder / f".{entry.name}.{secrets.token_hex(4)}.tmp"
         try:
             side.mkdir(parents=True)
         except OSError as error:
@@ -56,25 +58,24 @@ class Store:
                 f"cache_dir={str(self.folder)!r} cannot be written ({error.strerror}): "
                 "give another with cache_dir or the environment variable OUTEFFHOP_CACHE"
             ) from error
-        self._sweep()
         try:
-            said = build(side)
-            _write_manifest(side, key, said)
+            about = build(side)
+            write_manifest(side, about)
             _put(side, entry)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise  # of what the builder reads
+                raise  # an error of what the builder reads
             raise OSError(
                 f"{kind} could not be written to cache_dir={str(self.folder)!r} ({error.strerror}): make room, or "
                 "give another with cache_dir or the environment variable OUTEFFHOP_CACHE"
             ) from error
         finally:
             shutil.rmtree(side, ignore_errors=True)
-        return entry, said
+        return entry, about
 
     def _sweep(self) -> None:
         """Removes what processes that were killed left behind, once it is a day old."""
-        for left in self.folder.glob(".*-*.*-*"):
+        for left in self.folder.glob(".*.tmp"):
             with suppress(OSError):
                 # a build that lasts for days still writes to its files
                 last = max(p.stat().st_mtime for p in (left, *left.iterdir()))
@@ -83,35 +84,21 @@ class Store:
 
 
 def _put(side: Path, entry: Path) -> None:
-    """Renames the finished folder; an entry that another process finished meanwhile serves as well."""
+    """Renames the finished folder; an entry that another process finished in the meantime is kept."""
     try:
-        side.rename(entry)
+        publish(side, entry)
     except OSError:
-        if _read(entry) is not None:
-            return
-        shutil.rmtree(entry)
-        side.rename(entry)
-
-
-def _write_manifest(folder: Path, key: dict[str, Any], said: dict[str, Any]) -> None:
-    files = {file.name: [file.stat().st_size, _checksum(file)] for file in sorted(folder.iterdir())}
-    (folder / _MANIFEST).write_text(json.dumps({"key": key, "said": said, "files": files}, indent=1))
+        if not entry.exists():
+            raise
+        if _read(entry) is None:
+            shutil.rmtree(entry)
+            publish(side, entry)
 
 
 def _read(entry: Path) -> dict[str, Any] | None:
-    """What the builder said, if every file is as the manifest says; None else."""
+    """What the builder returned for a whole entry, else None."""
     try:
-        manifest = json.loads((entry / _MANIFEST).read_text())
-        for name, (size, checksum) in manifest["files"].items():
-            file = entry / name
-            if file.stat().st_size != size or _checksum(file) != checksum:
-                return None
-        said: dict[str, Any] = manifest["said"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        about = check_manifest(entry)
+    except ValueError:
         return None
-    return said
-
-
-def _checksum(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+    return about if isinstance(about, dict) else None

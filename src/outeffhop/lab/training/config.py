@@ -7,15 +7,13 @@ Fields left at None are filled in by the recipe of the model and its size (``out
 from __future__ import annotations
 
 import dataclasses
-import reprlib
-import types
 import typing
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from outeffhop._naming import did_you_mean
+from outeffhop._dataclass_io import from_json_value
+from outeffhop._io import to_plain
 
 __all__ = ["DataConfig", "TrainConfig", "RunConfig", "from_dict", "to_dict", "from_yaml", "to_yaml"]
 
@@ -143,29 +141,12 @@ class RunConfig:
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as JSON and YAML have it: nested mappings, lists for tuples."""
-    out = dataclasses.asdict(config)
-    betas = out.get("train", out).get("betas")
-    if betas is not None:
-        out.get("train", out)["betas"] = list(betas)
-    return out
+    return typing.cast(dict[str, Any], to_plain(dataclasses.asdict(config)))
 
 
-def from_dict(values: Any, kind: type[Any] = RunConfig, at: str = "") -> Any:
-    """The inverse of ``to_dict``; a key or a value that cannot be is refused by its name."""
-    if not isinstance(values, dict):
-        raise ValueError(f"{at or 'the config'} is {_shown(values)}: a mapping of names to values is needed")
-    hints = typing.get_type_hints(kind)
-    made = {}
-    for key, value in values.items():
-        if key not in hints:
-            name = _shown(key).strip("'")
-            raise ValueError(f"{at}{name} is unknown{did_you_mean(key, hints)} There are: {', '.join(hints)}")
-        hint_type = hints[key]
-        if dataclasses.is_dataclass(hint_type):
-            made[key] = from_dict(value, hint_type, f"{at}{key}.")  # type: ignore[arg-type]
-        else:
-            made[key] = _read(f"{at}{key}", value, hint_type)
-    return kind(**made)
+def from_dict(values: Any) -> RunConfig:
+    """The inverse of ``to_dict``; raises a ValueError that names an unknown field or a wrong value."""
+    return typing.cast(RunConfig, from_json_value(RunConfig, values))
 
 
 def from_yaml(path: str | Path) -> RunConfig:
@@ -181,7 +162,7 @@ def from_yaml(path: str | Path) -> RunConfig:
         said = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"config={str(path)!r} is no YAML: {said}") from None
     try:
-        return typing.cast(RunConfig, from_dict({} if values is None else values))
+        return from_dict({} if values is None else values)
     except ValueError as error:
         raise ValueError(f"config={str(path)!r}: {error}") from None
 
@@ -192,82 +173,3 @@ def to_yaml(config: RunConfig) -> str:
 
     text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
     return f"# outeffhop train --config THIS_FILE --out NEW_FOLDER\n{text}"
-
-
-def _read(name: str, value: Any, hint: Any) -> Any:
-    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-    for option in options:
-        found = _fits(value, option)
-        if found is not None or (option is type(None) and value is None):
-            return found
-    raise ValueError(f"{name}={_shown(value)}: {' or '.join(map(_spell, options))} is needed")
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
-
-
-def _shown(value: Any) -> str:
-    """The value, or its beginning: by its anchors a small YAML file may stand for more than any memory holds."""
-    try:
-        return _SHORT.repr(value)
-    except ValueError:  # Python does not write out a whole number of thousands of digits
-        return f"a {type(value).__name__}"
-
-
-def _fits(value: Any, option: Any) -> Any:
-    """The value as the option has it, or None."""
-    origin = typing.get_origin(option)
-    if origin is Literal:
-        return value if value in typing.get_args(option) and not isinstance(value, bool) else None
-    if origin is tuple:
-        parts = [_fits(v, float) for v in value] if isinstance(value, list | tuple) else []
-        whole = len(parts) == len(typing.get_args(option)) and None not in parts
-        return tuple(parts) if whole else None
-    if origin is dict or option is dict:
-        # the values of "changes", the one mapping there is
-        plain = isinstance(value, dict) and all(
-            isinstance(k, str) and isinstance(v, int | float | str) for k, v in value.items()
-        )
-        return {k: _number_or_text(v) for k, v in value.items()} if plain else None
-    if option is float:
-        if isinstance(value, str):
-            found = _number_or_text(value)
-            return None if isinstance(found, str) else found
-        try:
-            return float(value) if _is_number(value) else None
-        except OverflowError:  # a whole number beyond 1e308
-            return None
-    if option is int:
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
-    if option in (bool, str):
-        return value if isinstance(value, option) else None
-    return None
-
-
-def _number_or_text(value: Any) -> Any:
-    """YAML reads 4e-4, without a dot, as a string; as a flag it is a number."""
-    if isinstance(value, str):
-        with suppress(ValueError):
-            return float(value)
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _spell(option: Any) -> str:
-    if option is type(None):
-        return "nothing"
-    if typing.get_origin(option) is Literal:
-        return " or ".join(map(repr, typing.get_args(option)))
-    names = {
-        int: "a whole number",
-        float: "a number",
-        str: "text",
-        bool: "true or false",
-        dict: "a mapping of names to numbers or text",
-    }
-    origin = typing.get_origin(option) or option
-    return names.get(origin, "a list of two numbers")

@@ -9,9 +9,7 @@ sizes and hashes: a folder called checkpoint-N is whole, or was damaged later an
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -22,13 +20,19 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from outeffhop._io import parse_json, read_json, to_plain, write_whole
+from outeffhop._io import (
+    check_manifest,
+    parse_json,
+    publish,
+    to_plain,
+    write_json,
+    write_manifest,
+    write_whole,
+)
 from outeffhop._naming import check_utf8
 from outeffhop.lab.training.config import RunConfig, from_yaml, to_yaml
 
 __all__ = ["RunFolder"]
-
-_MANIFEST = "manifest.json"
 
 
 class RunFolder:
@@ -101,23 +105,20 @@ class RunFolder:
 
     def whole_checkpoints(self) -> list[Path]:
         """The checkpoints that can be gone on from, newest first; a damaged one is passed over with a warning."""
-        found = []
-        for path in self._by_step():
-            why = _damage(path)
-            if why is None:
-                found.append(path)
-            else:
-                warnings.warn(f"{path} is passed over: {why}", stacklevel=2)
-        return found
+        return list(self._whole())
 
     def last_checkpoint(self) -> Path | None:
         """The newest whole checkpoint."""
+        return next(self._whole(), None)
+
+    def _whole(self) -> Iterator[Path]:
         for path in self._by_step():
-            why = _damage(path)
-            if why is None:
-                return path
-            warnings.warn(f"{path} is passed over: {why}", stacklevel=2)
-        return None
+            try:
+                check_manifest(path)
+            except ValueError as error:
+                warnings.warn(f"{path} is passed over: {error}", stacklevel=3)
+            else:
+                yield path
 
     def side_folder(self, step: int) -> Path:
         """Where a checkpoint is written before it is one."""
@@ -128,17 +129,11 @@ class RunFolder:
 
     def accept(self, side: Path, step: int, keep: int) -> Path:
         """Makes a side folder the checkpoint of a step, and lets the oldest ones go."""
-        manifest = {str(p.relative_to(side)): _entry(p) for p in sorted(side.rglob("*")) if p.is_file()}
-        (side / _MANIFEST).write_text(json.dumps(manifest, indent=1))
-        for p in side.rglob("*"):
-            if p.is_file():
-                _sync(p)
-        _sync(side)
+        write_manifest(side)
         place = self.checkpoints / f"checkpoint-{step}"
         if place.exists():  # from before a resume: the same step again
             shutil.rmtree(place)
-        os.replace(side, place)
-        _sync(self.checkpoints)
+        publish(side, place)
         # later ones were damaged, or the run would have gone on from them: they must not push whole ones out
         later = [p for p in self._by_step() if _step(p) > step]
         for old in [*later, *self._by_step()[len(later) :][keep:]]:
@@ -195,7 +190,7 @@ class RunFolder:
         write_whole(self.metrics_file, "".join(json.dumps(line) + "\n" for line in lines))
 
     def write_json(self, name: str, value: Any) -> None:
-        write_whole(self.path / name, json.dumps(to_plain(value), indent=1) + "\n")
+        write_json(self.path / name, value)
 
 
 def _metrics_line(line: bytes) -> dict[str, Any]:
@@ -207,36 +202,3 @@ def _metrics_line(line: bytes) -> dict[str, Any]:
 
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.split("-")[1])
-
-
-def _damage(checkpoint: Path) -> str | None:
-    try:
-        manifest = read_json(checkpoint / _MANIFEST)
-        for name, entry in manifest.items():
-            file = checkpoint / name
-            if not file.is_file():
-                return f"{name} is missing"
-            if file.stat().st_size != entry["size"]:
-                return f"{name} has {file.stat().st_size} bytes, not {entry['size']}"
-            if _hash(file) != entry["sha256"]:
-                return f"{name} has other contents than were written"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return f"its {_MANIFEST} cannot be read"
-    return None
-
-
-def _entry(path: Path) -> dict[str, Any]:
-    return {"size": path.stat().st_size, "sha256": _hash(path)}
-
-
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
