@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from outeffhop.lab.data import prepare
-from outeffhop.lab.data.disk_cache import Store
+from outeffhop.lab.data.disk_cache import DiskCache
 from outeffhop.lab.data.tokenizer import load_tokenizer, train_tokenizer
 from outeffhop.lab.training import RunConfig, RunFolder
 from outeffhop.models import presets
@@ -198,7 +198,7 @@ def test_a_vocabulary_of_any_bytes(tmp_path_factory, names, data):
 @cases(15)
 @given(data=st.data())
 def test_damaged_tokens_are_made_again(tmp_path_factory, name, data):
-    store = Store(tmp_path_factory.getbasetemp() / "store")
+    store = DiskCache(tmp_path_factory.getbasetemp() / "store")
 
     def build(folder):
         (folder / "content.bin").write_bytes(b"0123456789" * 5)

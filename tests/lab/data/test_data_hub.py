@@ -6,9 +6,9 @@ import pytest
 from PIL import Image
 
 from outeffhop.lab.data import prepare
+from outeffhop.lab.data.corpus import load_text, pieces
 from outeffhop.lab.data.hub import load
 from outeffhop.lab.data.specs import parse
-from outeffhop.lab.data.text import load_text, pieces
 
 
 @pytest.fixture

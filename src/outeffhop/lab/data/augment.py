@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from outeffhop.lab.data.prepared import Sample, stack
+from outeffhop._naming import require
+from outeffhop.lab.data.samples import Sample, stack
 
 __all__ = ["AUGMENTATIONS", "AugmentedBatch"]
 
@@ -80,19 +81,16 @@ class AugmentedBatch:
         return changed[:, :channels]
 
     def _steps(self, channels: int, height: int, width: int) -> list[Any]:
-        from kornia import augmentation
-        from kornia.augmentation.auto import RandAugment
-
+        augmentation = require("kornia.augmentation")
         size = (height, width)
         swap = [augmentation.RandomHorizontalFlip(p=0.5)] if channels == 3 else []  # a swapped digit is none
         if self.kind == "light":
             return [augmentation.RandomCrop(size, padding=max(1, height // 8)), *swap]
-        return [augmentation.RandomResizedCrop(size, scale=(0.08, 1.0)), *swap, RandAugment(n=2, m=9)]
+        return [augmentation.RandomResizedCrop(size, scale=(0.08, 1.0)), *swap, augmentation.auto.RandAugment(n=2, m=9)]
 
     @cached_property
     def _mixers(self) -> list[Any]:
-        from kornia import augmentation
-
+        augmentation = require("kornia.augmentation")
         both = {"p": 1.0, "data_keys": ["input", "class"]}
         return [
             augmentation.RandomMixUpV2(**both),

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from outeffhop._naming import known
-from outeffhop.lab.data.pictures import load_pictures, read_npz
-from outeffhop.lab.data.prepared import Sample
+from outeffhop._naming import known, require
+from outeffhop.lab.data.image_files import load_images, read_npz
+from outeffhop.lab.data.samples import Sample
 from outeffhop.lab.data.specs import kind_of_path, parse
 
 __all__ = ["Bags", "collate_bags", "load_bags"]
@@ -56,12 +56,10 @@ class Bags(Dataset[Sample]):
 
     def folds(self, k: int = 10, seed: int = 0) -> Iterator[tuple[list[int], list[int]]]:
         """Indices of training and test bags, k times; each fold has its share of positive bags."""
-        from sklearn.model_selection import StratifiedKFold
-
         smallest = int(torch.bincount(self.labels, minlength=2).min())
         if not 2 <= k <= smallest:
             raise ValueError(f"k={k}: from 2 to {smallest} folds, since the rarer class has so many bags")
-        splitter = StratifiedKFold(k, shuffle=True, random_state=seed)
+        splitter = require("sklearn.model_selection").StratifiedKFold(k, shuffle=True, random_state=seed)
         for train, test in splitter.split(np.zeros(len(self)), self.labels.numpy()):
             yield train.tolist(), test.tolist()
 
@@ -108,8 +106,8 @@ def load_bags(
         if parsed.path.is_dir():
             raise ValueError(f"data spec {parsed.text!r} is a folder: give one of its npz files")
         return _read_npz(parsed.path)
-    gallery = load_pictures(parsed)
-    pictures = gallery.splits[known("split", split, gallery.splits)]
+    data = load_images(parsed)
+    pictures = data.splits[known("split", split, data.splits)]
     if not (1 <= mean_size < math.inf and 0 <= std_size < math.inf and count >= 2):
         raise ValueError(f"mean_size={mean_size}, std_size={std_size}, count={count}: at least 1, 0 and 2 are needed")
     positive = pictures.labels == target

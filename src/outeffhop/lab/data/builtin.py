@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from outeffhop._naming import require
+
 __all__ = ["digits", "synthetic_series", "topics"]
 
 
@@ -31,9 +33,7 @@ def topics() -> list[str]:
 
 def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """scikit-learn's handwritten digits: images [1797, 8, 8, 1] and their classes 0 to 9."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
+    found = require("sklearn.datasets").load_digits()
     images = np.round(found.images * (255 / 16)).astype(np.uint8)  # ink is counted from 0 to 16
     return images[..., None], found.target.astype(np.int64)
 

@@ -1,8 +1,7 @@
-"""Results kept on disk by key, whole or not at all.
+"""A cache of folders on disk, by key: tokens and tokenizers are built once.
 
-An entry is a folder. It is built under a temporary name, a manifest with the size and SHA-256 of each file is
-written last, and the folder is renamed. A kill at any moment leaves either a temporary folder, which is never
-read, or a whole entry; a file cut short or changed later no longer fits the manifest, and the entry is rebuilt.
+An entry is a folder with a manifest of its files. It appears when it is finished, so a process that is killed leaves
+at most a temporary folder, which is never read. An entry whose files no longer fit the manifest is built again.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import errno
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -20,15 +18,20 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
-from outeffhop._io import check_manifest, publish, write_manifest
+from outeffhop._io import check_folder, check_manifest, whole_folder, write_manifest
 
-__all__ = ["Store"]
+__all__ = ["DiskCache"]
 
 _DAY = 24 * 3600  # seconds
+_ELSEWHERE = "give another folder with cache_dir or the environment variable OUTEFFHOP_CACHE"
 
 
-class Store:
-    """A folder of entries: ``$OUTEFFHOP_CACHE``, else ``~/.cache/outeffhop``, if none is given."""
+class DiskCache:
+    """A folder of entries.
+
+    Args:
+        folder: by default ``$OUTEFFHOP_CACHE``, else ``~/.cache/outeffhop``.
+    """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         chosen = folder if folder is not None else os.environ.get("OUTEFFHOP_CACHE") or "~/.cache/outeffhop"
@@ -37,40 +40,39 @@ class Store:
     def get(
         self, kind: str, key: dict[str, Any], build: Callable[[Path], dict[str, Any]]
     ) -> tuple[Path, dict[str, Any]]:
-        """The entry of this key and what its builder said of it; ``build`` writes files into the folder it is given.
+        """Returns the folder of an entry and what ``build`` returned for it.
 
         Args:
-            kind: names the entry's folder beside the key's hash.
-            key: everything the content depends on, as JSON could say it.
-            build: called where there is no whole entry; what it returns is kept in the manifest.
+            kind: first part of the folder's name.
+            key: everything the content depends on, as JSON can hold it.
+            build: writes files into the folder it is given, if there is no entry yet or its files are damaged. What it
+                returns is kept in the manifest.
         """
         text = json.dumps(key, sort_keys=True)
         entry = self.folder / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
         about = _read(entry)
         if about is not None:
             return entry, about
+        try:
+            check_folder(self.folder, "cache_dir")
+        except ValueError as error:
+            raise ValueError(f"{error}; {_ELSEWHERE}") from error
         self._sweep()
-        side = self.folder / f".{entry.name}.{secrets.token_hex(4)}.tmp"
+        shutil.rmtree(entry, ignore_errors=True)  # damaged, if it exists
         try:
-            side.mkdir(parents=True)
+            with whole_folder(entry) as side:
+                about = build(side)
+                write_manifest(side, about)
         except OSError as error:
-            raise ValueError(
-                f"cache_dir={str(self.folder)!r} cannot be written ({error.strerror}): "
-                "give another with cache_dir or the environment variable OUTEFFHOP_CACHE"
-            ) from error
-        try:
-            about = build(side)
-            write_manifest(side, about)
-            _put(side, entry)
-        except OSError as error:
+            finished = _read(entry)
+            if finished is not None:  # by another process in the meantime
+                return entry, finished
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise  # an error of what the builder reads
             raise OSError(
-                f"{kind} could not be written to cache_dir={str(self.folder)!r} ({error.strerror}): make room, or "
-                "give another with cache_dir or the environment variable OUTEFFHOP_CACHE"
+                f"{kind} could not be written to cache_dir={str(self.folder)!r} ({error.strerror}): "
+                f"make room, or {_ELSEWHERE}"
             ) from error
-        finally:
-            shutil.rmtree(side, ignore_errors=True)
         return entry, about
 
     def _sweep(self) -> None:
@@ -83,22 +85,10 @@ class Store:
                     shutil.rmtree(left)
 
 
-def _put(side: Path, entry: Path) -> None:
-    """Renames the finished folder; an entry that another process finished in the meantime is kept."""
-    try:
-        publish(side, entry)
-    except OSError:
-        if not entry.exists():
-            raise
-        if _read(entry) is None:
-            shutil.rmtree(entry)
-            publish(side, entry)
-
-
 def _read(entry: Path) -> dict[str, Any] | None:
-    """What the builder returned for a whole entry, else None."""
+    """What the builder returned, if the entry is whole."""
     try:
-        about = check_manifest(entry)
+        about: dict[str, Any] = check_manifest(entry)
     except ValueError:
         return None
-    return about if isinstance(about, dict) else None
+    return about

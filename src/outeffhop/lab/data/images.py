@@ -14,8 +14,8 @@ from torch.utils.data import Dataset
 
 from outeffhop._naming import known
 from outeffhop.lab.data.augment import AUGMENTATIONS, AugmentedBatch
-from outeffhop.lab.data.pictures import Gallery, Pictures
-from outeffhop.lab.data.prepared import SPLITS, Prepared, Sample, check_size, stack
+from outeffhop.lab.data.image_files import ImageData, LabelledImages
+from outeffhop.lab.data.samples import SPLITS, Prepared, Sample, check_size, stack
 
 __all__ = ["ImageSet", "moments", "prepare_images"]
 
@@ -29,7 +29,7 @@ class ImageSet(Dataset[Sample]):
     The shorter side is resized to ``size`` (bilinear with antialiasing), the middle is cut out of the longer.
     """
 
-    def __init__(self, pictures: Pictures, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    def __init__(self, pictures: LabelledImages, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         self.pictures, self.size = pictures, size
         self.mean, self.std = torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
 
@@ -57,7 +57,7 @@ def _square(image: NDArray[np.uint8], size: int) -> Tensor:
     return pixels[:, top : top + size, left : left + size].contiguous()
 
 
-def moments(pictures: Pictures) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def moments(pictures: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel in [0, 1], over all pixels of at most 4,096 pictures."""
     total = squares = np.zeros(pictures.images[0].shape[-1])
     low, high = np.full(len(total), 255), np.zeros(len(total), np.int64)
@@ -75,7 +75,7 @@ def moments(pictures: Pictures) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def prepare_images(
-    gallery: Gallery,
+    data: ImageData,
     *,
     image_size: int | None,
     mean: tuple[float, ...] | None,
@@ -86,17 +86,17 @@ def prepare_images(
 ) -> Prepared:
     """Pictures ready for an image classifier."""
     known("augment", augment, AUGMENTATIONS)
-    train = gallery.splits["train"]
+    train = data.splits["train"]
     height, width, channels = train.images[0].shape
     size = image_size if image_size is not None else min(height, width)
     check_size("image_size", size)
-    mean, std = _normalisation(gallery, channels, mean, std)
-    sets = {split: ImageSet(gallery.splits[split], size, mean, std) for split in SPLITS}
+    mean, std = _normalisation(data, channels, mean, std)
+    sets = {split: ImageSet(data.splits[split], size, mean, std) for split in SPLITS}
     empty = [split for split, part in sets.items() if not len(part)]
     if empty:
-        raise ValueError(f"data spec {gallery.source!r} has no pictures in {empty[0]}: give ten or more")
+        raise ValueError(f"data spec {data.source!r} has no pictures in {empty[0]}: give ten or more")
     plain = augment == "none" and label_smoothing == 0.0
-    classes = len(gallery.classes)
+    classes = len(data.classes)
     return Prepared(
         "classification",
         train=sets["train"],
@@ -106,11 +106,11 @@ def prepare_images(
         eval_collate=stack,
         changes={"num_labels": classes, "image_size": size, "num_channels": channels},
         about={
-            "source": gallery.source,
+            "source": data.source,
             "kind": "images",
-            "content": gallery.digest,
+            "content": data.digest,
             "splits": {split: {"samples": len(part)} for split, part in sets.items()},
-            "classes": gallery.classes,
+            "classes": data.classes,
             "preprocessing": {
                 "image_size": size,
                 "mean": list(mean),
@@ -124,12 +124,12 @@ def prepare_images(
 
 
 def _normalisation(
-    gallery: Gallery, channels: int, mean: tuple[float, ...] | None, std: tuple[float, ...] | None
+    data: ImageData, channels: int, mean: tuple[float, ...] | None, std: tuple[float, ...] | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """What is given, else ImageNet's for ImageNet from the hub, else what the training pictures have."""
     if mean is None or std is None:
-        imagenet = gallery.source.startswith("hub:") and "imagenet" in gallery.source.lower() and channels == 3
-        measured = _IMAGENET if imagenet else moments(gallery.splits["train"])
+        imagenet = data.source.startswith("hub:") and "imagenet" in data.source.lower() and channels == 3
+        measured = _IMAGENET if imagenet else moments(data.splits["train"])
         mean, std = measured[0] if mean is None else mean, measured[1] if std is None else std
     return _each_channel("mean", mean, channels), _each_channel("std", std, channels)
 

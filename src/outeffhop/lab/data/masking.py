@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outeffhop.lab.data.prepared import Sample, stack
+from outeffhop.lab.data.samples import Sample, stack
 from outeffhop.lab.data.tokenizer import ids_of
 
 if TYPE_CHECKING:

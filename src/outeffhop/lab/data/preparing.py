@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from outeffhop._naming import known
 from outeffhop.lab.data import hub
-from outeffhop.lab.data.disk_cache import Store
+from outeffhop.lab.data.corpus import load_text
+from outeffhop.lab.data.disk_cache import DiskCache
+from outeffhop.lab.data.image_files import load_images
 from outeffhop.lab.data.images import prepare_images
-from outeffhop.lab.data.pictures import load_pictures
-from outeffhop.lab.data.prepared import Prepared
+from outeffhop.lab.data.samples import Prepared
 from outeffhop.lab.data.series import load_series, prepare_series
 from outeffhop.lab.data.specs import Spec, kind_of_path, parse, require_kind
-from outeffhop.lab.data.text import load_text
 from outeffhop.lab.data.tokens import prepare_text
 from outeffhop.metrics import TASKS
 
@@ -72,12 +72,12 @@ def prepare(
             vocab_size=vocab_size if vocab_size is not None else 1024 if parsed.where == "builtin" else 8192,
             length=length,
             mask_probability=mask_probability,
-            store=Store(cache_dir),
+            cache=DiskCache(cache_dir),
             seed=seed,
         )
     if kind == "images":
         return prepare_images(
-            load_pictures(parsed),
+            load_images(parsed),
             image_size=image_size,
             mean=mean,
             std=std,

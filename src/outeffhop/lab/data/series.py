@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from outeffhop.lab.data import builtin, hub
 from outeffhop.lab.data.files import files_under, unmarked_lines
-from outeffhop.lab.data.prepared import SPLITS, Prepared, Sample, check_size, stack
+from outeffhop.lab.data.samples import SPLITS, Prepared, Sample, check_size, stack
 from outeffhop.lab.data.specs import Spec, kind_of_file
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from outeffhop.lab.data.disk_cache import Store
-from outeffhop.lab.data.prepared import check_size
-from outeffhop.lab.data.text import Corpus, pieces
+from outeffhop.lab.data.corpus import Corpus, pieces
+from outeffhop.lab.data.disk_cache import DiskCache
+from outeffhop.lab.data.samples import check_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -28,9 +28,9 @@ _SMALLEST = 256 + len(_SPECIAL)  # each byte is a token
 
 
 def find_tokenizer(
-    given: str | os.PathLike[str] | PreTrainedTokenizerFast | None, corpus: Corpus, vocab_size: int, store: Store
+    given: str | os.PathLike[str] | PreTrainedTokenizerFast | None, corpus: Corpus, vocab_size: int, cache: DiskCache
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer that is given, by object or folder, else one trained on the corpus and kept in the store."""
+    """The tokenizer that is given, by object or folder, else one trained on the corpus and kept in the cache."""
     if isinstance(given, (str, os.PathLike)):
         return load_tokenizer(given)
     if given is not None:
@@ -49,7 +49,7 @@ def find_tokenizer(
         return {"vocab_size": len(trained)}
 
     key = {"version": _VERSION, "text": corpus.digest, "vocab_size": vocab_size}
-    folder, _ = store.get("tokenizer", key, build)
+    folder, _ = cache.get("tokenizer", key, build)
     return _wrap_own(Tokenizer.from_file(str(folder / "tokenizer.json")))
 
 

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from outeffhop.lab.data.disk_cache import Store
+from outeffhop.lab.data.corpus import Corpus, pieces
+from outeffhop.lab.data.disk_cache import DiskCache
 from outeffhop.lab.data.masking import MaskedBatch
-from outeffhop.lab.data.prepared import SPLITS, Prepared, Sample, check_size, stack
-from outeffhop.lab.data.text import Corpus, pieces
+from outeffhop.lab.data.samples import SPLITS, Prepared, Sample, check_size, stack
 from outeffhop.lab.data.tokenizer import find_tokenizer, ids_of
 
 if TYPE_CHECKING:
@@ -81,17 +81,17 @@ def prepare_text(
     vocab_size: int,
     length: int,
     mask_probability: float,
-    store: Store,
+    cache: DiskCache,
     seed: int,
 ) -> Prepared:
     """Text ready for a masked or a causal language model."""
     check_size("length", length, 3)  # two special tokens and one of the text
-    found = find_tokenizer(tokenizer, corpus, vocab_size, store)
+    found = find_tokenizer(tokenizer, corpus, vocab_size, cache)
     content = _digest(found)
     around = _around(found) if task == "mlm" else None
     sets, sizes = {}, {}
     for split in SPLITS:
-        file, said = tokenize(corpus, split, found, store, content)
+        file, said = tokenize(corpus, split, found, cache, content)
         blocks = TokenBlocks(file, said["dtype"], length, around)
         if not len(blocks):
             raise ValueError(
@@ -122,7 +122,7 @@ def prepare_text(
 
 
 def tokenize(
-    corpus: Corpus, split: str, tokenizer: PreTrainedTokenizerFast, store: Store, content: str | None = None
+    corpus: Corpus, split: str, tokenizer: PreTrainedTokenizerFast, cache: DiskCache, content: str | None = None
 ) -> tuple[Path, dict[str, Any]]:
     """The file of a split's ids, made if it is not there whole, and its dtype, tokens and documents.
 
@@ -144,7 +144,7 @@ def tokenize(
 
     content = content or _digest(tokenizer)
     key = {"version": _VERSION, "text": corpus.digest, "split": split, "tokenizer": content, "end": end}
-    folder, said = store.get("tokens", key, build)
+    folder, said = cache.get("tokens", key, build)
     return folder / "tokens.bin", said
 
 

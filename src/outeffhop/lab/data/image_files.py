@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outeffhop._naming import require
 from outeffhop.lab.data import builtin, hub
 from outeffhop.lab.data.files import DAMAGED, by_split, digest_of, files_under, open_packed, split_word, suffix
-from outeffhop.lab.data.prepared import SPLITS
+from outeffhop.lab.data.samples import SPLITS
 from outeffhop.lab.data.specs import KINDS, Spec, is_idx, kind_of_file
 
 if TYPE_CHECKING:
     from datasets import Dataset  # type: ignore[import-untyped]
     from PIL.Image import Image
 
-__all__ = ["Gallery", "Pictures", "load_pictures", "read_npz"]
+__all__ = ["ImageData", "LabelledImages", "load_images", "read_npz"]
 
 _MOST_DIMENSIONS = 4  # of an idx file: pictures with channels
 _MOST_CLASSES = 1 << 20
@@ -31,7 +32,7 @@ _SHARE = 0.1  # of the training pictures, for each split that is not given
 
 
 @dataclass(frozen=True)
-class Pictures:
+class LabelledImages:
     """Pictures of one split: ``images[i]`` is uint8 [H, W, C]."""
 
     images: Sequence[NDArray[np.uint8]] | NDArray[np.uint8]
@@ -40,38 +41,40 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, indices: NDArray[np.int64]) -> Pictures:
+    def take(self, indices: NDArray[np.int64]) -> LabelledImages:
         images = self.images[indices] if isinstance(self.images, np.ndarray) else Chosen(self.images, indices)
-        return Pictures(images, self.labels[indices])
+        return LabelledImages(images, self.labels[indices])
 
 
 @dataclass(frozen=True)
-class Gallery:
+class ImageData:
     """Pictures of all splits, and the names of their classes."""
 
     source: str
     digest: str
     classes: list[str]
-    splits: dict[str, Pictures]
+    splits: dict[str, LabelledImages]
 
 
-def load_pictures(spec: Spec) -> Gallery:
+def load_images(spec: Spec) -> ImageData:
     """The pictures a spec names; splits that are not given are drawn from train, 10 % each, always the same."""
     if spec.where == "builtin":
         if spec.name != "images":
             raise ValueError(f"data spec {spec.text!r} holds {spec.name}, no pictures: give builtin:images or a path")
         images, labels = builtin.digits()
-        found = Gallery(spec.text, _hash(images), [str(i) for i in range(10)], {"train": Pictures(images, labels)})
+        found = ImageData(
+            spec.text, _hash(images), [str(i) for i in range(10)], {"train": LabelledImages(images, labels)}
+        )
     elif spec.where == "hub":
         found = _of_hub(spec, hub.load(spec))
     else:
         found = _of_path(spec)
     if not len(found.splits.get("train", ())):
         raise ValueError(f"data spec {spec.text!r} has no training pictures: name a file or folder after train")
-    return Gallery(found.source, found.digest, found.classes, _completed(found.splits))
+    return ImageData(found.source, found.digest, found.classes, _completed(found.splits))
 
 
-def _completed(given: dict[str, Pictures]) -> dict[str, Pictures]:
+def _completed(given: dict[str, LabelledImages]) -> dict[str, LabelledImages]:
     missing = [split for split in SPLITS if split not in given]
     train = given["train"]
     order = np.random.default_rng(0).permutation(len(train))
@@ -81,7 +84,7 @@ def _completed(given: dict[str, Pictures]) -> dict[str, Pictures]:
     return {**given, "train": rest, **cut}
 
 
-def _of_path(spec: Spec) -> Gallery:
+def _of_path(spec: Spec) -> ImageData:
     path = spec.path
     files = [file for file in files_under(path) if kind_of_file(file) == "images"]
     if not files:
@@ -98,10 +101,10 @@ def _of_path(spec: Spec) -> Gallery:
             f"data spec {spec.text!r} has splits with pictures of {channels[0]} and {channels[1]} channels"
         )
     count = 1 + max(int(part.labels.max(initial=0)) for part in splits.values())
-    return Gallery(spec.text, digest_of(packed, path), [str(i) for i in range(count)], splits)
+    return ImageData(spec.text, digest_of(packed, path), [str(i) for i in range(count)], splits)
 
 
-def _of_folder(spec: Spec, files: list[Path]) -> Gallery:
+def _of_folder(spec: Spec, files: list[Path]) -> ImageData:
     root = spec.path
     if any(file.parent == root or file == root for file in files):
         raise ValueError(f"data spec {spec.text!r}: an image folder needs a subfolder for each of its classes")
@@ -132,31 +135,30 @@ def _of_folder(spec: Spec, files: list[Path]) -> Gallery:
         if unknown:
             raise ValueError(f"data spec {spec.text!r}: class {unknown[0]!r} is in {split} but not in train")
         labels = np.array([number[file.parent.name] for file in group], np.int64)
-        splits[split] = Pictures(Files(group, colour), labels)
+        splits[split] = LabelledImages(Files(group, colour), labels)
     # names and sizes stand for the bytes: a folder of pictures may be too large to hash
     names = "\n".join(f"{file.relative_to(root)} {file.stat().st_size}" for file in files)
     digest = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
     shown = [name.encode(errors="replace").decode() for name in classes]  # one of other bytes than UTF-8 cannot be
-    return Gallery(spec.text, digest, shown, splits)
+    return ImageData(spec.text, digest, shown, splits)
 
 
-def _of_hub(spec: Spec, found: dict[str, Dataset]) -> Gallery:
-    from datasets import ClassLabel, Image
-
+def _of_hub(spec: Spec, found: dict[str, Dataset]) -> ImageData:
+    datasets = require("datasets")
     if not len(found.get("train", ())):
         raise ValueError(f"data spec {spec.text!r} has splits {', '.join(found)}, but no train with pictures")
     features = found["train"].features
-    image = next(n for n, f in features.items() if isinstance(f, Image))
-    label = next(n for n, f in features.items() if isinstance(f, ClassLabel))
+    image = next(n for n, f in features.items() if isinstance(f, datasets.Image))
+    label = next(n for n, f in features.items() if isinstance(f, datasets.ClassLabel))
     splits = {}
     colour = _any_colour(len(found["train"]), lambda i: found["train"][i][image])
     for split in SPLITS:
         if split in found:
             labels = np.array(found[split][label], np.int64)
             if (labels >= 0).all():  # a hidden test set has labels of −1
-                splits[split] = Pictures(Rows(found[split], image, colour), labels)
+                splits[split] = LabelledImages(Rows(found[split], image, colour), labels)
     prints = "/".join(str(rows._fingerprint) for rows in found.values())
-    return Gallery(spec.text, hashlib.sha256(prints.encode()).hexdigest(), list(features[label].names), splits)
+    return ImageData(spec.text, hashlib.sha256(prints.encode()).hexdigest(), list(features[label].names), splits)
 
 
 _GREY = ("1", "L", "I", "F", "I;16")
@@ -208,10 +210,9 @@ class Chosen(Sequence[NDArray[np.uint8]]):
 
 
 def _open(file: Path) -> Image:
-    from PIL import Image
-
+    pillow = require("PIL.Image")
     try:
-        image = Image.open(file)
+        image: Image = pillow.open(file)
         image.load()
     except Exception as error:  # each of a dozen decoders has errors of its own for what is damaged
         raise ValueError(f"{file} cannot be read as a picture ({error}): mend or remove it") from error
@@ -220,22 +221,20 @@ def _open(file: Path) -> Image:
 
 def _pixels(image: Image, colour: bool, where: str) -> NDArray[np.uint8]:
     """Of each pixel 8 bits: the upper ones of 16. Pillow itself would make white of all above 255."""
-    from PIL.Image import fromarray
-
     if image.mode in ("I", "F"):
         raise ValueError(f"{where} has pixels of 32 bits, whose scale is not known: save it with 8 or 16 bits")
     if image.mode.startswith("I;16"):
-        image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image = require("PIL.Image").fromarray((np.asarray(image) >> 8).astype(np.uint8))
     pixels = np.asarray(image.convert("RGB" if colour else "L"))
     return pixels if colour else pixels[..., None]
 
 
-def _read_npz_files(files: list[Path]) -> Pictures:
+def _read_npz_files(files: list[Path]) -> LabelledImages:
     parts = [_read_npz(file) for file in files]
     shapes = {images.shape[1:] for images, _ in parts}
     if len(shapes) > 1:
         raise ValueError(f"{files[0].parent}: npz files of different picture sizes {sorted(shapes)}")
-    return Pictures(np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]))
+    return LabelledImages(np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]))
 
 
 def _read_npz(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -271,14 +270,14 @@ def _checked(file: Path, images: Any, labels: Any) -> tuple[NDArray[np.uint8], N
     return images, labels.astype(np.int64)
 
 
-def _read_idx_pair(files: list[Path]) -> Pictures:
+def _read_idx_pair(files: list[Path]) -> LabelledImages:
     arrays = {file: read_idx(file) for file in files}
     images = [file for file, array in arrays.items() if array.ndim >= 3]
     labels = [file for file, array in arrays.items() if array.ndim == 1]
     if len(images) != 1 or len(labels) != 1:
         names = ", ".join(file.name for file in files)
         raise ValueError(f"idx files {names}: one of images and one of labels are needed for each split")
-    return Pictures(*_checked(images[0], arrays[images[0]], arrays[labels[0]]))
+    return LabelledImages(*_checked(images[0], arrays[images[0]], arrays[labels[0]]))
 
 
 def read_idx(file: Path) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from outeffhop.lab.data import builtin, hub
 from outeffhop.lab.data.files import by_split, digest_of, files_under, unmarked_lines
-from outeffhop.lab.data.prepared import SPLITS
+from outeffhop.lab.data.samples import SPLITS
 from outeffhop.lab.data.specs import Spec, kind_of_file
 
 if TYPE_CHECKING:
