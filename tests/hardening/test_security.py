@@ -161,7 +161,7 @@ def test_yaml_builds_no_objects(tmp_path, capsys):
     for tag in ("!!python/object/apply:os.mkdir", "!!python/object/new:os.mkdir", "!!python/name:os.mkdir"):
         file.write_text(f"model: {tag} [{tmp_path / 'gone-off'}]\n")
         assert main(["train", "--config", str(file), "--data", "builtin:text", "--out", str(tmp_path / "run")]) == 2
-        assert "is no YAML" in capsys.readouterr().err
+        assert "is not YAML" in capsys.readouterr().err
     assert not (tmp_path / "gone-off").exists()
 
 

@@ -371,5 +371,5 @@ def test_padding_of_an_encoder_is_not_taken_for_the_decoders():
     whole = outliers.measure(model, [{"input_ids": ids, "attention_mask": mask}], "all", attention=False)
     assert {t.tokens for t in whole.tensors if ".layers.0" in t.name} == {12}
     mask[1, 4:] = 0
-    with pytest.raises(ValueError, match="attention_mask.*encoder of BartModel"):
+    with pytest.raises(ValueError, match=r"attention_mask.*encoder of BartModel"):
         outliers.measure(model, [{"input_ids": ids, "attention_mask": mask}], "all", attention=False)

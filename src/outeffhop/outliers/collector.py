@@ -62,9 +62,7 @@ def measure(
         if value is not None and value < 1:
             raise ValueError(f"{name}={value}: must be at least 1")
     if hasattr(model, "_orig_mod"):
-        raise TypeError(
-            "model is compiled, so its modules cannot be observed: give model._orig_mod"
-        )
+        raise TypeError("model is compiled, so its modules cannot be observed: give model._orig_mod")
     if isinstance(model, nn.DataParallel | DistributedDataParallel):
         model = model.module  # the config inside says which tensors the paper measures
     simulation = getattr(model, "_outeffhop_simulation", None)

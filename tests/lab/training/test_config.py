@@ -169,7 +169,7 @@ def test_a_wrong_type_is_refused_by_name(values, message):
 def test_what_is_no_yaml(content, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(content)
-    with pytest.raises(ValueError, match="is no YAML"):
+    with pytest.raises(ValueError, match="is not YAML"):
         from_yaml(file)
     with pytest.raises(ValueError, match="cannot be read"):
         from_yaml(tmp_path / "none.yaml")
