@@ -105,7 +105,7 @@ LIGHT = ("outeffhop.lab.data", "outeffhop.lab.training.config", "outeffhop.outli
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_help_and_reports_need_no_torch(name):
-    """The command line builds its help from these; packages above them are passed over."""
+    """The command line builds its help from these; packages above them are replaced by empty ones."""
     code = (
         "import importlib, sys, types\n"
         f"root, name = {str(ROOT)!r}, {name!r}\n"

@@ -91,7 +91,7 @@ def test_bare_opt_vocabulary_keeps_its_begin_token(tmp_path):
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):
-    with pytest.raises(ValueError, match=r"no folder with a tokenizer: tokenizer\.json, vocab\.txt"):
+    with pytest.raises(ValueError, match=r"not a folder with a tokenizer: it must contain tokenizer\.json, vocab\.txt"):
         load_tokenizer(tmp_path)
     (tmp_path / "vocab.txt").write_text("hello\n")
     with pytest.raises(ValueError, match=r"lacks \[PAD\], \[UNK\]"):
@@ -100,9 +100,9 @@ def test_a_folder_without_a_tokenizer(tmp_path):
 
 def test_too_small_a_vocabulary(tmp_path):
     for size in (0, 100):
-        with pytest.raises(ValueError, match=f"vocab_size={size}: 261 at least"):
+        with pytest.raises(ValueError, match=f"vocab_size={size}: must be at least 261"):
             prepare("builtin:text", "clm", vocab_size=size, cache_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"vocab_size=300\.5: a whole number"):
+    with pytest.raises(ValueError, match=r"vocab_size=300\.5: must be an integer"):
         prepare("builtin:text", "clm", vocab_size=300.5, cache_dir=tmp_path)
 
 
@@ -360,11 +360,11 @@ def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
 
 def test_only_tokenizers_are_taken_as_such(trained, tmp_path):
     for wrong in (5, trained.backend_tokenizer):
-        with pytest.raises(TypeError, match=f"tokenizer is of type {type(wrong).__name__}: a PreTrainedTokenizerFast"):
+        with pytest.raises(TypeError, match=f"tokenizer is of type {type(wrong).__name__}: give a PreTrained"):
             prepare("builtin:text", "clm", tokenizer=wrong, cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize("length", [2, 128.0, "128"])
 def test_the_length_is_checked(length, trained, tmp_path):
-    with pytest.raises(ValueError, match=f"length={length!r}: a whole number, at least 3"):
+    with pytest.raises(ValueError, match=f"length={length!r}: must be an integer of at least 3"):
         prepare("builtin:text", "clm", tokenizer=trained, length=length, cache_dir=tmp_path)

@@ -1,4 +1,4 @@
-"""What a spec would give, without preparing it for a model."""
+"""Describes the data of a spec without preparing it for a model."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from outeffhop.metrics import TASKS
 __all__ = ["describe"]
 
 _SAMPLES = 3
-_WIDTH = 100  # characters of a sample shown
+_WIDTH = 100  # characters to show of a sample
 
 
 def describe(spec: str | os.PathLike[str], task: str | None = None) -> dict[str, Any]:
-    """A spec's kind, the tasks it serves, the sizes of its splits, and its first samples as short strings.
+    """The kind of the data, its tasks, the sizes of its splits, and its first samples as short strings.
 
     Args:
-        spec: as ``prepare`` takes it; also an npz file of bags.
-        task: refuses data that does not serve this task.
+        spec: as for ``prepare``, or an npz file of bags.
+        task: raise a ValueError if the data does not fit this task.
     """
     parsed = parse(spec)
     kind = kind_of(parsed, None if task is None else TASKS[known("task", task, TASKS)][0])
