@@ -95,7 +95,7 @@ def from_json_value(kind: Any, value: Any, at: str = "") -> Any:
         if origin is Sequence or arguments[-1] is ... or len(value) == len(arguments):
             return tuple(from_json_value(arguments[0], v, f"{at}[{i}]") for i, v in enumerate(value))
     elif origin in (dict, Mapping) and isinstance(value, dict) and all(isinstance(k, str) for k in value):
-        return {k: from_json_value(arguments[1], v, f"{at}.{k}") for k, v in value.items()}
+        return {k: from_json_value(arguments[1], v, f"{at}.{_name(k)}") for k, v in value.items()}
     elif kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         with suppress(ValueError, OverflowError):
             return float(value)  # a string: to_plain's "nan", and YAML's 4e-4, which has no dot
@@ -110,17 +110,23 @@ def _dataclass(kind: Any, value: dict[Any, Any], at: str) -> Any:
     hints = typing.get_type_hints(kind)
     for key in value:
         if key not in fields:
-            name = key if isinstance(key, str) and key.isidentifier() and len(key) < 80 else _short(key)
-            raise ValueError(f"{prefix}{name} is unknown{did_you_mean(key, fields)} Available: {', '.join(fields)}")
+            raise ValueError(
+                f"{prefix}{_name(key)} is unknown{did_you_mean(key, fields)} Available: {', '.join(fields)}"
+            )
     for name, field in fields.items():
         if name not in value and field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{prefix}{name} is missing")
     return kind(**{k: from_json_value(hints[k], v, f"{prefix}{k}") for k, v in value.items()})
 
 
+def _name(key: Any) -> str:
+    return key if isinstance(key, str) and key.isidentifier() and len(key) < 80 else _short(key)
+
+
 def _short(value: Any) -> str:
     """The value, or its beginning: YAML's anchors let a small file stand for gigabytes."""
-    return _REPR.repr(value)
+    shown = _REPR.repr(value)
+    return shown if len(shown) <= 200 else f"{shown[:200]}..."
 
 
 def _spell(kind: Any) -> str:

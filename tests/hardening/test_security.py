@@ -277,7 +277,7 @@ def test_a_hub_name_reads_no_file_of_this_machine(tmp_path, monkeypatch):
     (tmp_path / "secret.txt").write_text("mine\n" * 100)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("it was asked"))
     for name in ("text", "csv", "pandas", "a/b", "../" + tmp_path.name, "."):
-        with pytest.raises(ValueError, match="names no dataset of the hub: give files of this machine by path"):
+        with pytest.raises(ValueError, match="does not name a dataset of the hub: give local files"):
             prepare(f"hub:{name}", "clm")
 
 
