@@ -11,10 +11,7 @@ The folder holds ``fp32.xml``, ``int8.xml`` with their weights, and ``about.json
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
-import shutil
 from collections.abc import Iterable
 from importlib.metadata import version
 from itertools import islice
@@ -27,7 +24,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-from outeffhop._io import check_folder, read_json
+from outeffhop._io import check_folder, read_json, whole_folder, write_json
 from outeffhop.metrics import Batch, task_or_embedding
 from outeffhop.models.summary import model_summary
 from outeffhop.quantization.int8_export import inputs_of, require, to_int8, to_openvino
@@ -202,17 +199,10 @@ def _loss(task: str, output: Tensor, batch: Batch) -> Tensor | None:
 
 def _write(target: Path, models: dict[str, Any], about: dict[str, Any]) -> None:
     openvino, _ = require()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # in the same folder, since a rename is atomic within one file system alone
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        beside.mkdir()
+    with whole_folder(target) as side:
         for name, converted in models.items():
-            openvino.save_model(converted, beside / f"{name}.xml", compress_to_fp16=False)
-        (beside / _ABOUT).write_text(json.dumps(about, indent=1) + "\n")
-        beside.rename(target)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+            openvino.save_model(converted, side / f"{name}.xml", compress_to_fp16=False)
+        write_json(side / _ABOUT, about)
 
 
 def _read_about(path: Path) -> dict[str, Any]:
