@@ -51,7 +51,7 @@ def test_the_wheel_says_what_it_is(built):
     assert "# OutEffHop" in about.get_payload()
     needed = {line.split(">")[0] for line in about.get_all("Requires-Dist") if "extra ==" not in line}
     assert {"torch", "transformers", "safetensors", "entmax", "numpy"} <= needed
-    assert not needed & {"accelerate", "datasets", "kornia", "matplotlib", "scikit-learn", "scipy", "pytest", "openvino"}
+    assert not needed & {"accelerate", "datasets", "kornia", "matplotlib", "scikit-learn", "scipy", "openvino"}
     assert "outeffhop = outeffhop.cli.main:main" in scripts
 
 

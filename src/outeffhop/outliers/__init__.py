@@ -4,23 +4,20 @@ report = measure(model, batches)
 print(report.avg_kurtosis, report.max_inf_norm)
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import lazy_loader
 
 if TYPE_CHECKING:
     from outeffhop.outliers.collector import measure
     from outeffhop.outliers.outlier_report import Channel, HeadStats, OutlierReport, Position, TensorStats, compare
 
-__all__ = ["Channel", "HeadStats", "OutlierReport", "Position", "TensorStats", "compare", "measure"]
+__all__ = ["measure", "compare", "OutlierReport", "TensorStats", "HeadStats", "Position", "Channel"]
 
-
-def __getattr__(name: str) -> Any:
-    """Imports torch and transformers only when they are needed: a report can be read without them."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "collector" if name == "measure" else "outlier_report"
-    return getattr(import_module(f"{__name__}.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "collector": ["measure"],
+        "outlier_report": ["Channel", "HeadStats", "OutlierReport", "Position", "TensorStats", "compare"],
+    },
+)

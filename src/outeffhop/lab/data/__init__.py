@@ -4,8 +4,9 @@ prepared = prepare("builtin:text", "mlm", length=128)
 for batch in batches(prepared.validation, prepared.eval_collate, 16): ...
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import lazy_loader
 
 if TYPE_CHECKING:
     from outeffhop.lab.data.bags import Bags, collate_bags, load_bags
@@ -13,25 +14,14 @@ if TYPE_CHECKING:
     from outeffhop.lab.data.preparing import prepare
     from outeffhop.lab.data.samples import Prepared, batches
 
-__all__ = ["Bags", "Prepared", "batches", "collate_bags", "describe", "load_bags", "prepare"]
+__all__ = ["prepare", "Prepared", "batches", "describe", "load_bags", "Bags", "collate_bags"]
 
-_HOME = {
-    "Bags": "bags",
-    "Prepared": "samples",
-    "batches": "samples",
-    "collate_bags": "bags",
-    "describe": "describing",
-    "load_bags": "bags",
-    "prepare": "preparing",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Imports torch and transformers only when a name is used."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "bags": ["Bags", "collate_bags", "load_bags"],
+        "describing": ["describe"],
+        "preparing": ["prepare"],
+        "samples": ["Prepared", "batches"],
+    },
+)
