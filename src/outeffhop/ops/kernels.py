@@ -260,7 +260,10 @@ KERNELS = {
 _MISSING = {name: kernel.missing() for name, kernel in KERNELS.items()}
 
 
-@torch.compiler.assume_constant_result
 def _capability(index: int | None) -> tuple[int, int]:
     # asked for when a tensor is on the device: to ask at import would start CUDA in every process
     return torch.cuda.get_device_capability(index)
+
+
+# All that torch.compiler.assume_constant_result does; calling it would import torch._dynamo, which takes a second.
+_capability._dynamo_marked_constant = True  # type: ignore[attr-defined]
