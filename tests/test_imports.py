@@ -15,6 +15,7 @@ LAYERS = [
     ["functional"],
     ["methods"],
     ["ops"],
+    ["state"],
     ["memory", "nn"],
     ["models"],
     ["metrics"],

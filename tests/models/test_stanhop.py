@@ -282,15 +282,15 @@ def test_first_values():
         torch.testing.assert_close(opening, torch.full_like(opening, 0.3))
     for layer in layers:
         assert layer.association.beta.item() == pytest.approx(1 / math.sqrt(32))
-        assert not layer.association.sink.any()
+        assert not layer.state.sink.any()
         for projection in (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj):  # as torch makes a Linear
             assert projection.weight.std().item() == pytest.approx(1 / math.sqrt(3 * 64), rel=0.1)
             assert 0 < projection.bias.abs().max() <= 1 / 8
     for block in (m for m in model.modules() if isinstance(m, SthmBlock)):
         assert block.pooling.queries.std().item() == pytest.approx(0.02, rel=0.1)
     assert model.positions.std().item() == pytest.approx(1.0, rel=0.2)
-    for association in (layer.association for layer in tiny(method="gsh").modules() if isinstance(layer, OutEffHop)):
-        assert association.learned.item() == pytest.approx(1.5)
+    for state in (layer.state for layer in tiny(method="gsh").modules() if isinstance(layer, OutEffHop)):
+        assert state.learned.item() == pytest.approx(1.5)
 
 
 LEARNING = [
@@ -347,13 +347,13 @@ def test_round_trips_after_converting_twice_and_in_half(method, tmp_path):
 
 def test_conversion_keeps_what_both_methods_learn():
     model = scrambled(tiny(method="gated-outeffhop(sink=learned)"))
-    names = ("gate.", "association.sink")
+    names = ("gate.", "state.sink")
     before = {k: v.clone() for k, v in model.state_dict().items() if any(n in k for n in names)}
     after = convert(model, "gated").state_dict()
     kept = {k: v for k, v in before.items() if "gate." in k}
     assert kept
     assert all(torch.equal(v, after[k]) for k, v in kept.items())
-    assert not any("association.sink" in k for k in after)
+    assert not any("state.sink" in k for k in after)
     with pytest.raises(ValueError, match="same_function"):
         convert(model, "outeffhop", same_function=True)
 

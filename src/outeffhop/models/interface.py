@@ -18,12 +18,12 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import output_capturing
 
-from outeffhop.methods import METHODS, Method, Normalizer, SoftmaxN
+from outeffhop.methods import METHODS, Method, SoftmaxN
 from outeffhop.models.modules import extension_of
-from outeffhop.nn.gate import gated
-from outeffhop.ops import attention, eager_attention
+from outeffhop.state import attend
+from outeffhop.state.gate import gated
 
-__all__ = ["register", "attend"]
+__all__ = ["register", "attention_function"]
 
 # What some models hand to the attention function to change its scores or its keys; not to be passed over in silence.
 _UNSERVED = ("softcap", "indices", "block_indices", "head_mask", "cache")
@@ -32,12 +32,12 @@ _UNSERVED = ("softcap", "indices", "block_indices", "head_mask", "cache")
 def register() -> None:
     """Makes every method known to transformers by its name."""
     for name in METHODS:
-        AttentionInterface.register(name, partial(attend, name))
+        AttentionInterface.register(name, partial(attention_function, name))
         # Without a mask function the mask would always be None and padding would take part.
         AttentionMaskInterface.register(name, sdpa_mask)
 
 
-def attend(
+def attention_function(
     name: str,
     module: nn.Module,
     query: Tensor,
@@ -98,22 +98,22 @@ def attend(
         query, key = norm(query, key)
         scaling = None  # 1/√D
 
-    normalizer = method.normalizer
-    weights = None
-    if normalizer.sink is not None and not _wants_weights(kwargs):
-        sink = normalizer.sink if learned is None else learned
-        out = attention(query, key, value, mask, dropout, causal, scaling, enable_gqa=True, sink=sink)
-    else:
-        weigh = partial(_weigh, normalizer, learned)
-        out, weights = eager_attention(query, key, value, weigh, mask, dropout, causal, scaling, enable_gqa=True)
-    context = out.transpose(1, 2)  # type: ignore[union-attr]  # [B, T, H, Dv]
+    out, weights = attend(
+        method.normalizer,
+        query,
+        key,
+        value,
+        mask,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scaling,
+        learned=learned,
+        need_weights=_wants_weights(kwargs),
+    )
+    context = out.transpose(1, 2)  # [B, T, H, Dv]
     if attn_gate is not None:
         context = gated(context, attn_gate)
-    return context.contiguous(), weights if _wants_weights(kwargs) else None
-
-
-def _weigh(normalizer: Normalizer, learned: Tensor | None, scores: Tensor) -> Tensor:
-    return normalizer(scores, learned)
+    return context.contiguous(), weights
 
 
 def _with_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:

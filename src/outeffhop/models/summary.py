@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from outeffhop.models.extension import Extension
 from outeffhop.models.modules import attention_modules, extension_of, hopfield_layers, num_heads
 from outeffhop.models.persistence import method_of
-from outeffhop.nn.association import Association
+from outeffhop.state import MethodState
 
 __all__ = ["ModelSummary", "model_summary"]
 
@@ -66,24 +65,22 @@ def model_summary(model: PreTrainedModel) -> ModelSummary:
     if layers:
         heads = [layer.num_heads for layer in layers.values()]
         named = str(next(iter(layers.values())).method)
-        gates = [layer.gate for layer in layers.values()]
-        homes: list[Association | Extension] = [layer.association for layer in layers.values()]
+        states: list[MethodState] = [layer.state for layer in layers.values()]
     else:
         modules = attention_modules(model)
         heads = [num_heads(module) for module in modules.values()]
         method = method_of(model.config)
         named = str(model.config._attn_implementation if method is None else method)
-        extensions = [e for e in map(extension_of, modules.values()) if e is not None]
-        gates, homes = [e.gate for e in extensions], [*extensions]
+        states = [state for state in map(extension_of, modules.values()) if state is not None]
     return ModelSummary(
         model=type(model).__name__,
         method=named,
         layers=len(heads),
         heads=tuple(heads),
         parameters=_count(model),
-        gate_parameters=sum(map(_count, gates)),
-        sink_parameters=sum(p.numel() for h in homes for p in (h.sink, h.raw_alpha) if isinstance(p, nn.Parameter)),
-        norm_parameters=sum(_count(h.qk_norm) for h in homes),
+        gate_parameters=sum(_count(s.gate) for s in states),
+        sink_parameters=sum(p.numel() for s in states for p in (s.sink, s.raw_alpha) if isinstance(p, nn.Parameter)),
+        norm_parameters=sum(_count(s.qk_norm) for s in states),
     )
 
 

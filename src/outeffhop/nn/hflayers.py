@@ -94,7 +94,7 @@ def from_hflayers(
     prefix = "" if isinstance(layer, OutEffHop) else "hopfield."
     new |= {prefix + k: v for k, v in _renamed(state, core, weights, connected).items()}
     fresh = layer.state_dict()  # β, sinks and gates are not in that library's state
-    layer.load_state_dict({**{k: v for k, v in fresh.items() if "association." in k or "gate." in k}, **new})
+    layer.load_state_dict({**{k: v for k, v in fresh.items() if "association." in k or "state." in k}, **new})
     return layer
 
 

@@ -1,4 +1,4 @@
-"""OutEffHop, the Hopfield update as a layer; learned.py beside it has the two with learned queries or patterns."""
+"""OutEffHop, the Hopfield update as a layer; pooling.py and lookup.py have the two with learned queries or patterns."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from outeffhop.methods import Method
 from outeffhop.nn.association import Association
-from outeffhop.nn.gate import Gate, gated
 from outeffhop.nn.masks import merge_masks
+from outeffhop.state import MethodState
+from outeffhop.state.gate import gated
 
-__all__ = ["OutEffHop", "check_quantity"]
+__all__ = ["OutEffHop", "learned_patterns"]
 
 
 class OutEffHop(nn.Module):
@@ -122,7 +123,6 @@ class OutEffHop(nn.Module):
         self.norm_value = nn.LayerNorm(self.vdim, **kept) if normalize and not connected else nn.Identity()
         self.association = Association(
             num_heads,
-            method,
             beta=1.0 / math.sqrt(self.head_dim) if beta is None else beta,
             learn_beta=learn_beta,
             beta_per_head=beta_per_head,
@@ -132,24 +132,28 @@ class OutEffHop(nn.Module):
             dropout=dropout,
             **kept,
         )
-        self.gate: Gate | None = None
-        self.set_method(self.association.method)
+        self.state = self._new_state(Method.parse(method))
         self.reset_parameters()
 
     @property
     def method(self) -> Method:
-        return self.association.method
+        return self.state.method
 
     def set_method(self, method: str | Method) -> None:
         """Another method on the same projections; what both methods learn (gates, sinks, …) keeps its values."""
-        method = Method.parse(method)
-        spec, gate = method.gate, self.gate
-        if spec is not None and (gate is None or gate.spec != spec):
-            at = self.association.log_beta
-            gate = Gate(spec, self.embed_dim, self.num_heads, self.value_head_dim, device=at.device, dtype=at.dtype)
-        # only now, since a gate that does not fit is refused, and then the layer is to be as it was
-        self.association.set_method(method)
-        self.gate = None if spec is None else gate
+        state = self._new_state(Method.parse(method))
+        state.inherit(self.state)
+        self.state = state
+
+    def _new_state(self, method: Method) -> MethodState:
+        sizes = self.embed_dim, self.num_heads, self.value_head_dim
+        return MethodState(method, *sizes, **self._place)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        """Device and dtype, also of a layer without projections."""
+        at = self.association.log_beta
+        return {"device": at.device, "dtype": at.dtype}
 
     @classmethod
     def retrieval(cls, embed_dim: int, num_heads: int = 1, **options: Any) -> OutEffHop:
@@ -267,12 +271,13 @@ class OutEffHop(nn.Module):
         shape = (batch, self.num_heads, query.shape[1], key.shape[1])
         mask = merge_masks(key_padding_mask, attn_mask, shape, q.dtype)
         # padding among the queries is known only where they are the keys
-        opening = None if self.gate is None else self.gate(query, _not_padding(key_padding_mask) if itself else None)
+        gate = self.state.gate
+        opening = None if gate is None else gate(query, _not_padding(key_padding_mask) if itself else None)
         k, v, mask, is_causal = self._extra_patterns(k, v, mask, is_causal, query.shape[1])
         q, k, v = (
             t.expand(batch, -1, -1).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v)
         )  # [B, H, L, d]
-        out, weights = self.association(q, k, v, mask, is_causal, need_weights)
+        out, weights = self.association(self.state, q, k, v, mask, is_causal, need_weights)
         out = out.transpose(1, 2)  # [B, L, H, dv]
         if opening is not None:
             out = gated(out, opening)
@@ -345,6 +350,8 @@ def _projection(name: str, size: int, hidden: int, wanted: bool, bias: bool, kep
     return nn.Identity()
 
 
-def check_quantity(quantity: int) -> None:
+def learned_patterns(layer: OutEffHop, quantity: int, size: int) -> nn.Parameter:
+    """Small random vectors [quantity, size] on the layer's device: queries, patterns or targets to be learned."""
     if quantity < 1:
         raise ValueError(f"quantity={quantity}: at least 1 is needed")
+    return nn.Parameter(nn.init.normal_(torch.empty(quantity, size, **layer._place), std=0.02))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from outeffhop.nn.hopfield import OutEffHop, check_quantity
+from outeffhop.nn.hopfield import OutEffHop, learned_patterns
 
 __all__ = ["OutEffHopPooling"]
 
@@ -27,7 +26,6 @@ class OutEffHopPooling(nn.Module):
         self, embed_dim: int, num_heads: int = 1, *, quantity: int = 1, project_query: bool = False, **options: Any
     ) -> None:
         super().__init__()
-        check_quantity(quantity)
         kdim = options.pop("kdim", None)
         self.hopfield = OutEffHop(
             embed_dim,
@@ -36,9 +34,7 @@ class OutEffHopPooling(nn.Module):
             kdim=embed_dim if kdim is None else kdim,
             **{"vdim": kdim, **options},
         )
-        weight = self.hopfield.association.log_beta
-        self.queries = nn.Parameter(torch.empty(quantity, embed_dim, device=weight.device, dtype=weight.dtype))
-        nn.init.normal_(self.queries, std=0.02)
+        self.queries = learned_patterns(self.hopfield, quantity, embed_dim)
 
     def forward(
         self,

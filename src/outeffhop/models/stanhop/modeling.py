@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +13,10 @@ from transformers.utils.generic import ModelOutput
 from outeffhop.methods import METHODS
 from outeffhop.models.stanhop.blocks import DecoderLayer, EncoderBlock
 from outeffhop.models.stanhop.configuration import StanhopConfig
-from outeffhop.nn import Gate, OutEffHopPooling
+from outeffhop.nn import OutEffHopPooling
 from outeffhop.nn.association import Association
-from outeffhop.nn.qk_norm import HeadRMSNorm
+from outeffhop.state import Gate, MethodState
+from outeffhop.state.qk_norm import HeadRMSNorm
 
 __all__ = ["StanhopForecast", "StanhopPreTrainedModel", "StanhopForForecasting"]
 
@@ -76,13 +76,8 @@ class StanhopPreTrainedModel(PreTrainedModel):
         """
         if isinstance(module, (nn.Linear, nn.LayerNorm)):
             module.reset_parameters()  # torch's own first values, which the paper's models have
-        elif isinstance(module, Association):
-            _init_association(module, self.config.d_model // self.config.num_heads)
-        elif isinstance(module, Gate):
-            _init_gate(module)
-        elif isinstance(module, HeadRMSNorm):
-            if module.weight is not None:
-                init.ones_(module.weight)
+        elif isinstance(module, (Association, MethodState, Gate, HeadRMSNorm)):
+            module.reset_parameters()
         elif isinstance(module, OutEffHopPooling):
             init.normal_(module.queries, std=0.02)
         elif isinstance(module, (SegmentEmbedding, StanhopForForecasting)):
@@ -139,25 +134,6 @@ class StanhopForForecasting(StanhopPreTrainedModel):
             _check_shape("future_values", future_values, config.out_len, config.num_series)
             loss = nn.functional.mse_loss(prediction, future_values.to(prediction.dtype))
         return StanhopForecast(loss=loss, prediction=prediction)
-
-
-def _init_association(module: Association, head_dim: int) -> None:
-    init.constant_(module.log_beta, -0.5 * math.log(head_dim))
-    start = module.method.normalizer.start if module.method.normalizer.learns else 0.0
-    if module.sink is not None:
-        init.constant_(module.sink, start)
-    if module.raw_alpha is not None:
-        init.constant_(module.raw_alpha, math.log(math.expm1(start - 1.0)))
-
-
-def _init_gate(module: Gate) -> None:
-    init.zeros_(module.bias)
-    if module.weight is not None:
-        init.zeros_(module.weight)  # with the constant offset, this makes the first opening exact
-    if module.spec.gate != "constant" and module.spec.predictor == "mlp":
-        bound = math.sqrt(6.0 / module.hidden_weight.shape[-1])
-        init.uniform_(module.hidden_weight, -bound, bound)
-        init.zeros_(module.hidden_bias)
 
 
 def _check_shape(name: str, values: Tensor, length: int, series: int) -> None:

@@ -30,8 +30,13 @@ class HeadRMSNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        weight = None if num_heads is None else nn.Parameter(torch.ones(num_heads, device=device, dtype=dtype))
+        weight = None if num_heads is None else nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         self.register_parameter("weight", weight)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         unit = nn.functional.rms_norm(x, x.shape[-1:], eps=_EPS)

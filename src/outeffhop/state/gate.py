@@ -38,7 +38,7 @@ class Gate(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.embed_dim, self.num_heads = spec, embed_dim, num_heads
-        self.offset = math.log(spec.init) - math.log1p(-spec.init)
+        self.offset: float | Tensor = self.first_offset
         for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads)):
             if size < 1:
                 raise ValueError(f"{name}={size}: at least 1 is needed")
@@ -50,7 +50,7 @@ class Gate(nn.Module):
             )
 
         def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
+            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
         openings: tuple[int, ...] = (num_heads,)
         if spec.gate == "element":
@@ -67,8 +67,22 @@ class Gate(nn.Module):
             self.weight = parameter(*openings, width)  # the last layer, 0 at first
             self.hidden_weight = parameter(num_heads, width, per_head)
             self.hidden_bias = parameter(num_heads, width)
-            for head in self.hidden_weight:
-                nn.init.kaiming_uniform_(head.data, nonlinearity="relu")
+        self.reset_parameters()
+
+    @property
+    def first_offset(self) -> float:
+        """logit(init), which makes the first opening ``init``."""
+        return math.log(self.spec.init) - math.log1p(-self.spec.init)
+
+    def reset_parameters(self) -> None:
+        """Sets G to 0; an MLP's hidden layer gets random weights."""
+        nn.init.zeros_(self.bias)
+        if self.weight is not None:
+            nn.init.zeros_(self.weight)
+        if self.spec.gate != "constant" and self.spec.predictor == "mlp":
+            bound = math.sqrt(6.0 / self.hidden_weight.shape[-1])  # Kaiming's for ReLU, head by head
+            nn.init.uniform_(self.hidden_weight, -bound, bound)
+            nn.init.zeros_(self.hidden_bias)
 
     def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
         """Openings for x [B, L, embed_dim]; gate="head" averages over the tokens ``seen`` (bool [B, L]) or over all."""
