@@ -108,7 +108,7 @@ def attention_function(
         is_causal=causal,
         scale=scaling,
         learned=learned,
-        need_weights=_wants_weights(kwargs),
+        need_weights=bool(kwargs.get("output_attentions")) or _collects_weights(),
     )
     context = out.transpose(1, 2)  # [B, T, H, Dv]
     if attn_gate is not None:
@@ -124,12 +124,14 @@ def _with_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 
-def _wants_weights(kwargs: dict[str, Any]) -> bool:
-    if kwargs.get("output_attentions"):
-        return True
-    # Some modules (OPT's) keep the keyword to themselves; what the model collects says it as well.
-    # A trace cannot look there.
-    if torch.compiler.is_compiling():
+def _collects_weights() -> bool:
+    """Whether the running model was called with ``output_attentions=True``.
+
+    Some attention modules (OPT's) take the keyword and do not pass it on. transformers has no public way to ask then
+    (a config may not set it for an implementation like ours), so this reads one of its private names. In a version
+    without that name, such a model returns no weights.
+    """
+    if torch.compiler.is_compiling():  # a trace cannot read a context variable
         return False
     collector = getattr(output_capturing, "_active_collector", None)
     collected = None if collector is None else collector.get()

@@ -130,7 +130,7 @@ def _why_floating(name: str, module: nn.Module, heads: set[str], exclude: Sequen
         return "head"
     if isinstance(module, Gate):
         return "gate"
-    if isinstance(module, MethodState) and module.qk_norm is None:
+    if isinstance(module, MethodState) and module.extra and module.qk_norm is None:
         return "sink or α of the method" if module.gate is None else "gate"
     if _EXPERTS.search(type(module).__name__):
         return "experts, computed out of sight of modules"
