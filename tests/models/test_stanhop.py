@@ -408,10 +408,10 @@ def test_dropout_acts_in_training_alone():
     [
         *[({name: 0}, f"{name}=0") for name in ("in_len", "out_len", "seg_len", "win_size", "factor", "num_series")],
         *[({name: -1}, f"{name}=-1") for name in ("d_model", "d_ff", "num_heads", "e_layers")],
-        ({"in_len": 16.5}, "in_len=16.5: a whole number"),
-        ({"d_model": 10, "num_heads": 4}, "d_model=10 does not divide by num_heads=4"),
+        ({"in_len": 16.5}, "in_len=16.5: must be an integer"),
+        ({"d_model": 10, "num_heads": 4}, "d_model=10 .*num_heads=4"),
         ({"dropout": 1.0}, r"dropout=1\.0"),
-        ({"win_size": 2, "e_layers": 5}, "makes 5, and encoder block 3 has but one; e_layers=4 at most"),
+        ({"win_size": 2, "e_layers": 5}, "e_layers=5 .*gives 5, and encoder block 3 .*e_layers=4"),
         ({"method": "outefhop"}, "'outefhop' is unknown; did you mean 'outeffhop'"),
         ({"method": "clipped(zeta=0.5)"}, "zeta=0.5"),
     ],
@@ -433,12 +433,12 @@ def test_methods_are_written_one_way():
 
 @pytest.mark.parametrize("shape", [(2, 19, 3), (2, 20, 4), (20, 3)])
 def test_wrong_windows_are_refused(shape):
-    with pytest.raises(ValueError, match=r"past_values has shape .* \(batch, 20, 3\) is needed"):
+    with pytest.raises(ValueError, match=r"past_values has shape .* \(batch, 20, 3\)"):
         tiny()(torch.randn(shape))
 
 
 def test_wrong_targets_are_refused():
-    with pytest.raises(ValueError, match=r"future_values has shape \(2, 5, 3\): \(batch, 6, 3\) is needed"):
+    with pytest.raises(ValueError, match=r"future_values has shape \(2, 5, 3\): .*\(batch, 6, 3\)"):
         tiny()(torch.randn(2, 20, 3), torch.randn(2, 5, 3))
 
 

@@ -461,7 +461,7 @@ def test_errors(make, words):
 
 @pytest.mark.parametrize("name", ["steps", "max_steps"])
 def test_steps_are_whole_numbers(name):
-    with pytest.raises(TypeError, match=rf"{name}=2\.5: a whole number"):
+    with pytest.raises(TypeError, match=rf"{name}=2\.5: must be an integer"):
         OutEffHop(8, 2, **{name: 2.5})
 
 

@@ -1,4 +1,4 @@
-"""What a model is made of: its method, its heads, and the parameters the method adds."""
+"""A summary of a model: its method, its heads, and the parameters that the method adds."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class ModelSummary:
     Attributes:
         model: its class.
         method: as ``Method`` writes it, or the name of another attention implementation.
-        layers: how many attention modules it has.
-        heads: query heads of each.
-        parameters: all of them, shared ones once, the method's included.
-        gate_parameters: those of the gates.
-        sink_parameters: learned sinks, and learned α.
-        norm_parameters: QK-norm's factors.
+        layers: the number of attention modules.
+        heads: the query heads of each.
+        parameters: all parameters, including the method's; shared ones count once.
+        gate_parameters: the parameters of the gates.
+        sink_parameters: the learned sinks and α.
+        norm_parameters: the factors of QK-norm.
     """
 
     model: str
@@ -40,7 +40,7 @@ class ModelSummary:
 
     @property
     def extra_parameters(self) -> int:
-        """What the method adds."""
+        """The parameters that the method adds."""
         return self.gate_parameters + self.sink_parameters + self.norm_parameters
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class ModelSummary:
 
 
 def model_summary(model: PreTrainedModel) -> ModelSummary:
-    """The method of a model, its size, and what the method adds to it."""
+    """The method of a model, its size, and the parameters that the method adds."""
     layers = hopfield_layers(model)
     if layers:
         heads = [layer.num_heads for layer in layers.values()]

@@ -1,4 +1,4 @@
-"""Layers that learn: the paper's three, transformer layers built on them, and the gates."""
+"""Layers that learn: the paper's three, transformer layers built on them, gates and QK-norm."""
 
 from outeffhop.nn.hflayers import from_hflayers
 from outeffhop.nn.hopfield import OutEffHop

@@ -17,20 +17,20 @@ __all__ = ["Association"]
 
 
 class Association(nn.Module):
-    """q ← w(β q kᵀ) k for all updates but the last, w(β q kᵀ) v in the last.
+    """q ← w(β q kᵀ) k in every update except the last, which gives w(β q kᵀ) v.
 
     With QK-norm, queries and patterns are normalized as they come in; the updates run among normalized patterns.
-    β is registered: it is saved, moved and (where learned) trained.
+    β is a parameter where it is learned, else a buffer: it is saved and moved with the layer.
 
     Args:
         num_heads: H.
-        beta: the start value of β, one or one per head.
+        beta: the start value of β.
         learn_beta: β is trained, as its logarithm, so that it stays positive.
         beta_per_head: one β for each head.
-        steps: how many updates; None goes on until each query rests.
-        tol: at rest is a query that an update moves by at most tol·max(1, ‖q‖), with tol no less than the
-            dtype's resolution.
-        max_steps: where steps=None gives up.
+        steps: how many updates; None repeats them until every query is at rest.
+        tol: a query is at rest once an update moves it by at most tol·max(1, ‖q‖); a tol below the
+            dtype's resolution is raised to that.
+        max_steps: the limit with steps=None.
         dropout: on the weights of the last update, while training.
     """
 
@@ -51,17 +51,17 @@ class Association(nn.Module):
         super().__init__()
         for name, value in (("steps", 1 if steps is None else steps), ("max_steps", max_steps)):
             if not isinstance(value, numbers.Integral):
-                raise TypeError(f"{name}={value!r}: a whole number is needed")
+                raise TypeError(f"{name}={value!r}: must be an integer")
         if not 0.0 < beta < math.inf:
-            raise ValueError(f"beta={beta}: the inverse temperature is finite and greater than 0")
+            raise ValueError(f"beta={beta}: the inverse temperature must be finite and greater than 0")
         if steps is not None and steps < 1:
-            raise ValueError(f"steps={steps}: at least 1, or None to go on until each query rests")
+            raise ValueError(f"steps={steps}: must be at least 1, or None to update until every query is at rest")
         if max_steps < 1:
-            raise ValueError(f"max_steps={max_steps}: at least 1 is needed")
+            raise ValueError(f"max_steps={max_steps}: must be at least 1")
         if not tol > 0.0:
-            raise ValueError(f"tol={tol}: a number greater than 0 is needed")
+            raise ValueError(f"tol={tol}: must be greater than 0")
         if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout={dropout}: a probability in [0, 1) is needed")
+            raise ValueError(f"dropout={dropout}: must be a probability in [0, 1)")
         self.num_heads = num_heads
         self.steps, self.tol, self.max_steps, self.dropout = steps, tol, max_steps, dropout
         self.first_beta = beta
@@ -94,7 +94,7 @@ class Association(nn.Module):
 
         Args:
             state: the method, which turns scores into weights; its gate is left to the layer.
-            mask: as for ``attention``, bool (True takes part) or additive.
+            mask: as for ``attention``, bool (True: attend) or additive.
         """
         if state.qk_norm is not None:
             query, key = state.qk_norm(query, key)
@@ -113,8 +113,8 @@ class Association(nn.Module):
         return attend(state.method.normalizer, query, scale=1.0, learned=state.learned, **options)
 
     def _to_rest(self, query: Tensor, key: Tensor, update: Callable[..., tuple[Tensor, Tensor | None]]) -> Tensor:
-        """All updates but the last. A query at rest stays as it is, whatever the others still do."""
-        tol = max(self.tol, torch.finfo(query.dtype).eps)  # closer no two roundings of one number can come
+        """All updates except the last. A query at rest no longer changes while the others do."""
+        tol = max(self.tol, torch.finfo(query.dtype).eps)  # two roundings of one number may differ by that
         resting = torch.zeros(query.shape[:-1], dtype=torch.bool, device=query.device)
         for _ in range(self.max_steps - 1):
             new, _ = update(query, value=key)

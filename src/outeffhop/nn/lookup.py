@@ -17,10 +17,10 @@ class OutEffHopLayer(nn.Module):
     Args:
         embed_dim: the size of the inputs.
         num_heads: H.
-        quantity: how many patterns are stored.
-        project_key, project_value: the learned patterns and targets pass through W_K and W_V; by default
-            they *are* W_K and W_V (Y is the identity).
-        options: everything else that OutEffHop takes; connected=True takes the values from the patterns.
+        quantity: how many patterns to store.
+        project_key, project_value: the learned patterns and targets pass through W_K and W_V. By default
+            they take the place of W_K and W_V (Y is the identity).
+        options: other arguments of OutEffHop; connected=True computes the values from the patterns.
     """
 
     def __init__(

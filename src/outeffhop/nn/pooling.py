@@ -17,9 +17,9 @@ class OutEffHopPooling(nn.Module):
     Args:
         embed_dim: the size of the patterns.
         num_heads: H.
-        quantity: how many queries, hence pooled vectors.
-        project_query: the learned queries pass through W_Q; by default they lie in the association space already.
-        options: everything else that OutEffHop takes.
+        quantity: how many queries, and so how many pooled vectors.
+        project_query: the learned queries pass through W_Q; by default they already lie in the association space.
+        options: other arguments of OutEffHop.
     """
 
     def __init__(
