@@ -131,10 +131,9 @@ def entmax(x: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
 
 
 class _Entmax(torch.autograd.Function):
-    """The package's forward with a backward of ours: torch.compile cannot read the package's, a classmethod.
+    """The package's forward with our own backward, since torch.compile cannot trace its backward, a classmethod.
 
-    To declare the package's functions opaque (torch.compiler.allow_in_graph) would import torch._dynamo, a second's
-    work, with this module.
+    torch.compiler.allow_in_graph would do without this class, but it imports torch._dynamo, which takes a second.
     """
 
     @staticmethod

@@ -265,5 +265,5 @@ def _capability(index: int | None) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
-# All that torch.compiler.assume_constant_result does; calling it would import torch._dynamo, which takes a second.
+# This is all that torch.compiler.assume_constant_result does, and calling it imports torch._dynamo (one second).
 _capability._dynamo_marked_constant = True  # type: ignore[attr-defined]
