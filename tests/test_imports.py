@@ -19,6 +19,7 @@ LAYERS = [
     ["functional"],
     ["methods"],
     ["ops"],
+    ["state"],
     ["memory", "nn"],
     ["models"],
     ["metrics"],

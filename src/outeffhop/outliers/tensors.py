@@ -11,9 +11,8 @@ from fnmatch import fnmatchcase
 from torch import nn
 from transformers import PreTrainedModel
 
-from outeffhop.models.extension import Extension
 from outeffhop.models.modules import attention_modules, has_attention
-from outeffhop.nn import Gate, QkNorm
+from outeffhop.state import MethodState
 
 __all__ = ["PAPER", "Rule", "Pick", "pick"]
 
@@ -100,7 +99,7 @@ def _speaking(model: nn.Module) -> list[str]:
 
 def _paper(model: nn.Module) -> list[Pick]:
     rules = PAPER.get(getattr(getattr(model, "config", None), "model_type", ""))
-    added = tuple(f"{name}." for name, m in model.named_modules() if isinstance(m, Gate | QkNorm | Extension))
+    added = tuple(f"{name}." for name, m in model.named_modules() if isinstance(m, MethodState))
     names = [name for name in _speaking(model) if not f"{name}.".startswith(added)]
     if rules is None:
         chosen = set(_generic(model))
