@@ -107,7 +107,7 @@ def test_importing_loads_nothing_heavy():
     assert loaded_by("import outeffhop.cli.options") <= {"tyro"}
 
 
-@pytest.mark.parametrize("name", ["ops", "nn", "memory", "functional"])
+@pytest.mark.parametrize("name", ["functional", "ops", "state", "nn", "memory"])
 def test_the_layers_below_the_models_need_torch_alone(name):
     assert loaded_by(f"import outeffhop.{name}") == {"torch"}
 
@@ -159,7 +159,7 @@ def test_lazy_packages_have_every_name_they_list(package):
     module = import_module(package)
     assert all(getattr(module, name) is not None for name in module.__all__)
     assert set(dir(module)) == set(module.__all__)
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="nothing"):
         module.nothing  # noqa: B018
 
 

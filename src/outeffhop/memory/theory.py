@@ -13,9 +13,9 @@ import sys
 from dataclasses import dataclass
 
 import torch
-from scipy.special import wrightomega
 from torch import Tensor
 
+from outeffhop._naming import require
 from outeffhop.functional import logsumexp_n
 from outeffhop.memory.arguments import check_patterns
 
@@ -246,7 +246,9 @@ def capacity_bound(
         share = 4 / (dim - 1)
         a = share * (math.log(2 * math.sqrt(failure) * norm / radius) + beta * (2 * norm * radius - delta))
     b = share * beta * norm**2 / 5
-    omega = float(wrightomega(a + math.log(b)))  # wrightomega(z) = W₀(e^z) for real z, and e^z never overflows
+    omega = float(
+        require("scipy.special").wrightomega(a + math.log(b))
+    )  # require("scipy.special").wrightomega(z) = W₀(e^z) for real z, and e^z never overflows
     c = b / omega if omega > 0.0 else math.inf
     log_patterns = 0.5 * math.log(failure) + (dim - 1) / 4 * math.log(c)
     patterns = math.exp(log_patterns) if log_patterns < _LOG_MAX else math.inf
