@@ -10,12 +10,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from outeffhop.lab.paper.experiment import Result
-from outeffhop.lab.paper.registry import NAMES
+from outeffhop.lab.paper.registry import NAMES, find
+from outeffhop.lab.paper.result_file import ResultFile
+from outeffhop.lab.paper.running import redraw
 from outeffhop.lab.report.markdown import markdown_of
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
+PICTURES = DOCS / "pictures" / "results"
 INTRODUCTION = """# Results
 
 The paper's tables and figures, measured anew. Each section names its scale, data, seeds and hardware; the paper's own
@@ -111,30 +113,37 @@ Gates per head that see all features were worse than the paper's, which see a he
 }
 
 
-def page() -> tuple[str, dict[Path, Path]]:
-    """The text, and which picture is a copy of which."""
-    parts, copies = [INTRODUCTION], {}
+def page() -> tuple[str, list[Path]]:
+    """The text, and the results on it."""
+    parts, shown = [INTRODUCTION], []
     for scale, heading in SCALES.items():
-        folders = [RESULTS / scale / name for name in NAMES if (RESULTS / scale / name / "result.json").exists()]
-        if folders:
+        paths = [path for name in NAMES if (path := RESULTS / scale / f"{name}.json").exists()]
+        if paths:
             parts.append(heading.replace("# ", "## ", 1) + "\n")
-        for folder in folders:
-            result = Result.load(folder / "result.json")
-            pictures = f"pictures/results/{scale}/{folder.name}"
-            section = markdown_of(result, pictures).replace("\n### ", "\n#### ").replace("## ", "### ", 1)
+        for path in paths:
+            result = ResultFile.load(path).result
+            assert result is not None, f"{path} has no result yet"
+            pictures = f"{PICTURES.name}/{scale}/{path.stem}"
+            section = markdown_of(result, f"pictures/{pictures}").replace("\n### ", "\n#### ").replace("## ", "### ", 1)
             before, heading, after = section.partition("\n#### ")  # tables and figures come after the verdicts
-            parts.append(before + REMARKS.get((scale, folder.name), "") + heading + after)
-            copies |= {DOCS / pictures / f"{f.name}.png": folder / f"{f.name}.png" for f in result.figures}
-    return "\n".join(parts), copies
+            parts.append(before + REMARKS.get((scale, path.stem), "") + heading + after)
+            shown.append(path)
+    return "\n".join(parts), shown
+
+
+def draw(path: Path, folder: Path) -> list[Path]:
+    """Draws the figures of a result below a folder; returns their paths, as seen from there."""
+    target = folder / path.parent.name / path.stem
+    redraw(find(path.stem), path, target)
+    return [picture.relative_to(folder) for picture in sorted(target.iterdir())]
 
 
 def main() -> None:
-    text, copies = page()
+    text, shown = page()
     (DOCS / "results.md").write_text(text, encoding="utf-8")
-    shutil.rmtree(DOCS / "pictures" / "results", ignore_errors=True)
-    for copy, original in copies.items():
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(original, copy)
+    shutil.rmtree(PICTURES, ignore_errors=True)
+    for path in shown:
+        draw(path, PICTURES)
 
 
 if __name__ == "__main__":

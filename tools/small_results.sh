@@ -68,7 +68,7 @@ queue "${VIT:-3}" < <(
     wait
 ) &
 while [ "$(jobs -r | wc -l)" -gt 0 ]; do
-    echo "$(date +%T) $(find "$out" -path '*cells/*.json' | wc -l) cells"
+    echo "$(date +%T) $(cat "$out"/*.json 2> /dev/null | grep -c '"asked":') cells"
     sleep "${EVERY:-60}"
 done
 wait

@@ -32,7 +32,7 @@ def test_an_experiment_from_beginning_to_page(tmp_path, capsys):
     assert main([*arguments, "--json"]) == 0
     captured = capsys.readouterr()
     assert "14 of 14 cells are there already" in captured.err
-    assert json.loads(captured.out)[0] == json.loads((tmp_path / "energy" / "result.json").read_text())
+    assert json.loads(captured.out)[0] == json.loads((tmp_path / "energy.json").read_text())["result"]
 
 
 def test_best_and_second_best_are_marked(capsys):

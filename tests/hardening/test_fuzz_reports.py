@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Verdict
+from outeffhop.lab.paper.result_file import KeptCell, ResultFile
 from outeffhop.lab.paper.running import run
 from outeffhop.lab.report.experiments_page import write_report
 from outeffhop.lab.report.outlier_page import outlier_page
@@ -76,14 +77,19 @@ INT8 = Int8Report(
     {"int8": 100, "fp32": 400},
     (Operation("MatMul", "q", ("i8",), "f32", "int8"),),
 )
-EXPERIMENT = Result(
-    "energy",
-    "Figure 1",
-    "One sentence.",
-    [Table("t", ["a", "b"], [["x", 1.0], ["y", None]], {"b": "low"}, "a")],
-    [Figure("picture", "Title", "Caption")],
-    [Verdict("a claim", "confirmed", "1 < 2")],
-    {"seeds": 3},
+EXPERIMENT = ResultFile(
+    "tiny",
+    result=Result(
+        "demo",
+        "Figure 1",
+        "One sentence.",
+        [Table("t", ["a", "b"], [["x", 1.0], ["y", None]], {"b": "low"}, "a")],
+        [Figure("picture", "Title", "Caption")],
+        [Verdict("a claim", "confirmed", "1 < 2")],
+        {"seeds": 3},
+        ["one"],
+    ),
+    cells={"one": KeptCell({"seed": 0}, {"date": "2001-02-03"}, {"loss": math.inf})},
 )
 RUN = RunResult(5, {"loss": 1.0}, 2.0, math.nan, False)
 
@@ -99,7 +105,7 @@ REPORTS = {
     "outliers": (OutlierReport, OUTLIERS, OUTLIERS.to_json()),
     "quantization": (QuantizationReport, QUANTIZED, QUANTIZED.to_json()),
     "int8": (Int8Report, INT8, INT8.to_json()),
-    "experiment": (Result, EXPERIMENT, EXPERIMENT.to_json()),
+    "experiment": (ResultFile, EXPERIMENT, EXPERIMENT.to_json()),
 }
 
 
@@ -147,9 +153,9 @@ def test_a_report_with_something_else_in_it(name, tmp_path, data):
         assert isinstance(found, kind)
         if kind is not Int8Report:  # its __str__ looks up runs by name
             used(kind, found)
-        if kind is Result:
-            (tmp_path / "out" / "energy").mkdir(parents=True, exist_ok=True)
-            (tmp_path / "out" / "energy" / "result.json").write_text(file.read_text())
+        if kind is ResultFile and found.result is not None:
+            (tmp_path / "out").mkdir(exist_ok=True)
+            (tmp_path / "out" / "demo.json").write_text(found.to_json())
             write_report(tmp_path / "out")
 
 

@@ -67,7 +67,7 @@ def run(name: str, settings: Settings, as_json: bool) -> None:
         results.append(result)
         if not as_json:
             show(result)
-            print(f"written to {settings.out / experiment.name} and {page}\n")
+            print(f"written to {settings.out / experiment.name}.json and {page}\n")
     if as_json:
         print_json([json.loads(result.to_json()) for result in results])
 

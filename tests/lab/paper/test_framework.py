@@ -5,11 +5,11 @@ import json
 import math
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ import torch
 from outeffhop.lab.paper import Cell, Experiment, Figure, Result, Settings, Table, Verdict, run
 from outeffhop.lab.paper.ranking import mean_std, number_of, ranks, shown
 from outeffhop.lab.paper.registry import NAMES, find
+from outeffhop.lab.paper.result_file import KeptCell, ResultFile
 from outeffhop.lab.paper.running import found_before, one_thread
 
 # An experiment in a module of its own: worker processes import what they measure.
@@ -49,7 +50,7 @@ EXPERIMENT = Experiment("squares", "none", "squares", cells, measure, conclude)
 def squares(tmp_path, monkeypatch):
     (tmp_path / "squares_experiment.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     monkeypatch.delitem(sys.modules, "squares_experiment", raising=False)
     import squares_experiment
 
@@ -80,9 +81,9 @@ def test_a_result_says_where_its_cells_were_measured(squares, tmp_path):
     here = run(squares, Settings(out=tmp_path), quiet).conditions
     assert here["device"].endswith(f"CPU cores ({platform.machine()})")
     assert here["torch"] == torch.__version__
-    file = tmp_path / "squares" / "cells" / "square-1.json"
+    file = tmp_path / "squares.json"
     kept = json.loads(file.read_text())
-    kept["machine"] = {"device": "another", "torch": here["torch"], "date": "2001-02-03"}
+    kept["cells"]["square-1"]["machine"] = {"device": "another", "torch": here["torch"], "date": "2001-02-03"}
     file.write_text(json.dumps(kept))
     both = run(squares, Settings(out=tmp_path), quiet).conditions
     assert len(measured(tmp_path)) == 4
@@ -99,14 +100,26 @@ def test_what_was_found_before_is_read_and_nothing_measured(squares, tmp_path):
     assert len(measured(tmp_path)) == 4
 
 
-@pytest.mark.parametrize("torn", ["", '{"asked": {"number": 1}, "sca', "[]", '{"asked": {"number": 1}}'])
-def test_a_torn_cell_is_measured_again(squares, tmp_path, torn):
-    run(squares, Settings(out=tmp_path), quiet)
-    file = tmp_path / "squares" / "cells" / "square-1.json"
+@pytest.mark.parametrize("torn", ["", '{"scale": "tiny", "ce', "[]", '{"scale": "tiny", "cells": {"square-1": {}}}'])
+def test_a_damaged_file_is_not_written_over(squares, tmp_path, torn):
+    """It may hold hours of measurements."""
+    file = tmp_path / "squares.json"
     file.write_text(torn)
-    assert run(squares, Settings(out=tmp_path), quiet).conditions["sum"] == 14
-    assert measured(tmp_path)[4:] == ["square-1"]
-    assert json.loads(file.read_text())["found"] == {"square": 1}
+    with pytest.raises(ValueError, match=re.escape(str(file))):
+        run(squares, Settings(out=tmp_path), quiet)
+    assert file.read_text() == torn
+    assert measured(tmp_path) == []
+
+
+def test_a_result_names_cells_that_are_there(squares, tmp_path):
+    run(squares, Settings(out=tmp_path), quiet)
+    file = tmp_path / "squares.json"
+    kept = json.loads(file.read_text())
+    assert kept["result"]["cells"] == list(kept["cells"]) == [f"square-{i}" for i in range(4)]
+    del kept["cells"]["square-2"]
+    file.write_text(json.dumps(kept))
+    with pytest.raises(ValueError, match=r"squares\.json .*result\.cells names a cell"):
+        ResultFile.load(file)
 
 
 def test_a_question_asked_otherwise_is_measured_anew(squares, tmp_path):
@@ -147,7 +160,9 @@ def test_a_killed_experiment_goes_on_where_it_stopped(squares, tmp_path):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert not (tmp_path / "squares" / "result.json").exists()
+    kept = ResultFile.load(tmp_path / "squares.json")
+    assert kept.result is None
+    assert list(kept.cells) == ["square-0", "square-1"]
     (tmp_path / "hang").unlink()
     assert run(squares, Settings(out=tmp_path), quiet).conditions["sum"] == 14
     assert measured(tmp_path) == ["square-0", "square-1", "square-2", "square-2", "square-3"]
@@ -159,9 +174,21 @@ def test_two_workers_find_what_one_finds(squares, tmp_path):
     run(squares, Settings(out=tmp_path / "one"), quiet)
     run(squares, Settings(out=tmp_path / "two", workers=2), quiet)
     assert sorted(measured(tmp_path / "two")) == measured(tmp_path / "one")
-    for i in range(4):
-        name = Path("squares", "cells", f"square-{i}.json")
-        assert (tmp_path / "two" / name).read_text() == (tmp_path / "one" / name).read_text()
+    assert (tmp_path / "two" / "squares.json").read_text() == (tmp_path / "one" / "squares.json").read_text()
+
+
+def test_processes_add_cells_to_one_file(tmp_path):
+    """Each of them replaces the whole file; none loses a cell of another."""
+    code = (
+        "import sys; from pathlib import Path; from outeffhop.lab.paper.experiment import Settings; "
+        "from outeffhop.lab.paper.result_file import KeptCell, add_cell; "
+        f"settings = Settings(out=Path({str(tmp_path)!r})); "
+        "[add_cell('squares', settings, f'{sys.argv[1]}-{i}', KeptCell({}, {}, {'i': i})) for i in range(40)]"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "abc"]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    kept = ResultFile.load(tmp_path / "squares.json").cells
+    assert {key: cell.found["i"] for key, cell in kept.items()} == {f"{n}-{i}": i for n in "abc" for i in range(40)}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -170,7 +197,8 @@ def test_a_cell_that_fails_is_said_and_loses_no_other(squares, tmp_path, workers
     with pytest.raises(ValueError, match="number 0 cannot be measured"):
         run(squares, Settings(out=tmp_path, workers=workers), quiet)
     begun = set(measured(tmp_path)) - {"square-0"}
-    assert {file.stem for file in (tmp_path / "squares").glob("cells/*.json")} == begun
+    kept = tmp_path / "squares.json"
+    assert set(ResultFile.load(kept).cells if kept.exists() else ()) == begun
     (tmp_path / "fail").unlink()
     assert run(squares, Settings(out=tmp_path), quiet).conditions["sum"] == 14
     assert len(measured(tmp_path)) == 5
@@ -223,8 +251,11 @@ def test_missing_data_is_said_before_anything_is_measured(squares, tmp_path):
 def test_a_result_is_read_as_it_was_written(tmp_path):
     table = Table("t", ["a", "b"], [["x", 1.5], ["y", "2 ± 1"]], {"b": "low"}, None, "n")
     result = Result("n", "of", "about", [table], [Figure("f", "t", "c")], [Verdict("c", "not seen", "1")], {"k": 1})
-    (tmp_path / "result.json").write_text(result.to_json())
-    assert Result.load(tmp_path / "result.json").to_json() == result.to_json()
+    cells = {"c": KeptCell({"seed": 0}, {"date": "today"}, {"loss": math.inf, "curve": [1.5, -math.inf]})}
+    (tmp_path / "n.json").write_text(ResultFile("small", False, 3, result, cells).to_json())
+    again = ResultFile.load(tmp_path / "n.json")
+    assert again.result.to_json() == result.to_json()
+    assert (again.scale, again.quick, again.seeds, again.cells) == ("small", False, 3, cells)
 
 
 def test_a_table_holds_text_and_numbers():
@@ -233,9 +264,9 @@ def test_a_table_holds_text_and_numbers():
 
 
 def test_a_field_that_does_not_belong_is_named_on_one_line(tmp_path):
-    (tmp_path / "result.json").write_text('{"name": "n", "of": "o", "about": "a", "\\n": null}')
+    (tmp_path / "n.json").write_text('{"scale": "tiny", "\\n": null}')
     with pytest.raises(ValueError, match=r"fields that are missing or unknown: '.n'$"):
-        Result.load(tmp_path / "result.json")
+        ResultFile.load(tmp_path / "n.json")
 
 
 def test_every_name_has_its_experiment():

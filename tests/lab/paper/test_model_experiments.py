@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from outeffhop.lab.data import prepare
-from outeffhop.lab.paper import Result, Settings, drawing, published, run
+from outeffhop.lab.paper import Settings, drawing, published, run
 from outeffhop.lab.paper import trained_cells as shared
 from outeffhop.lab.paper.beyond import Candidate, at_equal_perplexity, fold_verdict, lower_verdict
 from outeffhop.lab.paper.convergence import speed_verdict
@@ -21,6 +21,7 @@ from outeffhop.lab.paper.cost import time_verdict
 from outeffhop.lab.paper.ranking import shown as number_shown
 from outeffhop.lab.paper.ranking import surplus
 from outeffhop.lab.paper.registry import find
+from outeffhop.lab.paper.result_file import ResultFile
 from outeffhop.lab.paper.table1 import cut_verdict, loss_verdict
 from outeffhop.lab.paper.table2 import rank, top_two, top_two_verdict
 from outeffhop.lab.paper.training_outliers import growth_verdict
@@ -69,7 +70,7 @@ def table1(cache, tmp_path_factory):
 
 
 def cell(out, key, name="table1"):
-    return json.loads((Path(out) / name / "cells" / f"{key}.json").read_text())["found"]
+    return ResultFile.load(Path(out) / f"{name}.json").cells[key].found
 
 
 def perplexity(model, given):
@@ -106,13 +107,13 @@ def test_numbers_are_those_of_the_saved_model(table1, key):
 def test_table1_shows_what_is_measured_and_leaves_the_rest_empty(table1):
     out, result = table1
     # a model of which nothing is measured has neither table nor row nor verdict
-    assert [table.title for table in Result.load(out / "table1" / "result.json").tables[1:]] == ["OPT"]
+    assert [table.title for table in ResultFile.load(out / "table1.json").result.tables[1:]] == ["OPT"]
     assert [row[0] for row in result.tables[0].rows] == ["OPT"]
     opt = {row[0]: row[1:] for row in result.tables[1].rows}
     assert opt["outeffhop"][0] == f"{cell(out, PAIR[1])['kurtosis']:.4g}"
     assert opt["gated"][:5] == [None] * 5
     assert opt["gated"][5:9] == list(published.TABLE1["opt", "gated"])
-    assert all((out / "table1" / f"methods.{kind}").is_file() for kind in ("svg", "png"))
+    assert (out / "table1" / "methods.png").is_file()
     assert result.verdicts[0].verdict == "not measured"  # one of four models
     assert [(v.claim[:4], v.verdict != "not measured") for v in result.verdicts[2:]] == [("OPT:", True)]
     assert result.conditions["OPT"].endswith(f"of {cell(out, PAIR[1])['train_samples']:,} training samples")
@@ -165,9 +166,7 @@ def test_training_outliers_come_from_the_runs_of_table1(table1):
     assert found["steps"] == [2, 4]
     assert max(values[-1] for values in found["tensors"].values()) == norms[-1]
     assert next(row[3] for row in result.tables[0].rows) == f"{norms[-1]:.4g}"
-    assert all(
-        (out / "training-outliers" / f"{f.name}.{kind}").is_file() for f in result.figures for kind in ("svg", "png")
-    )
+    assert all((out / "training-outliers" / f"{f.name}.png").is_file() for f in result.figures)
 
 
 @pytest.mark.filterwarnings("error")

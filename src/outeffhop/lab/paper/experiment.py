@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from outeffhop._io import read_as, to_plain
+from outeffhop._io import to_plain
 
 __all__ = [
     "Cell",
@@ -103,7 +103,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture in the result's folder, as ``NAME.svg`` and ``NAME.png``."""
+    """A figure, drawn as ``NAME.png`` into the folder of the experiment."""
 
     name: str
     title: str
@@ -128,10 +128,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Result:
-    """What an experiment found; ``result.json``.
+    """What an experiment found.
 
     Attributes:
-        conditions: data, steps, sizes, seeds, hardware: what a reader must know of the numbers.
+        conditions: data, steps, sizes, seeds, hardware: what a reader must know about the numbers.
+        cells: keys of the cells it was drawn from; ``run`` fills them in.
     """
 
     name: str
@@ -141,13 +142,10 @@ class Result:
     figures: Sequence[Figure] = ()
     verdicts: Sequence[Verdict] = ()
     conditions: Values = field(default_factory=dict)
+    cells: Sequence[str] = ()
 
     def to_json(self) -> str:
         return json.dumps(to_plain(dataclasses.asdict(self)), indent=1) + "\n"
-
-    @classmethod
-    def load(cls, path: Path) -> Result:
-        return read_as(cls, path, "result of an experiment")
 
 
 @dataclass(frozen=True)

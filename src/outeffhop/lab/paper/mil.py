@@ -58,21 +58,29 @@ def needs(settings: Settings) -> Sequence[str]:
 
 
 def cells(settings: Settings) -> list[Cell]:
-    if settings.quick:
-        training = {"folds": 2, "epochs": 1, "hidden": 8, "heads": 2, "bags": 12, "batch": 4, "lr": 1e-3}
-    elif settings.scale == "tiny":
-        training = {"folds": 5, "epochs": 10, "hidden": 32, "heads": 4, "bags": 100, "batch": 32, "lr": 3e-3}
-    else:
-        training = {"folds": 10, "epochs": 50, "hidden": 128, "heads": 8, "bags": 200, "batch": 16, "lr": 1e-3}
-    chosen = {**training, "weight_decay": 1e-3}
     return [
         Cell(
-            f"{name.replace(' ', '-')}-{method}-seed{seed}", {"bags of": name, "method": method, "seed": seed, **chosen}
+            f"{_slug(name)}-{method}-seed{seed}",
+            {"bags of": name, "method": method, "seed": seed, **_training(settings)},
         )
         for name in sources(settings)
         for method in METHODS
         for seed in range(1 if settings.quick else settings.seeds)
     ]
+
+
+def _slug(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+def _training(settings: Settings) -> Values:
+    if settings.quick:
+        chosen = {"folds": 2, "epochs": 1, "hidden": 8, "heads": 2, "bags": 12, "batch": 4, "lr": 1e-3}
+    elif settings.scale == "tiny":
+        chosen = {"folds": 5, "epochs": 10, "hidden": 32, "heads": 4, "bags": 100, "batch": 32, "lr": 3e-3}
+    else:
+        chosen = {"folds": 10, "epochs": 50, "hidden": 128, "heads": 8, "bags": 200, "batch": 16, "lr": 1e-3}
+    return {**chosen, "weight_decay": 1e-3}
 
 
 @one_thread()
@@ -121,7 +129,7 @@ def scores(model: BagClassifier, bags: Bags, device: str) -> Tensor:
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
-    sets = list(sources(settings))
+    sets = [name for name in (*FILES, MNIST, DIGITS) if any(key.startswith(f"{_slug(name)}-") for key in found)]
     seen = {(name, method): _folds(found, name, method) for name in sets for method in METHODS}
     rows = [
         [name, method, *(mean_std(seen[name, method][what]) for what in ("auc", "accuracy"))]
@@ -129,7 +137,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         for method in METHODS
     ]
     draw(seen, sets, folder)
-    asked = cells(settings)[0].values
+    training = _training(settings)
     keys = ("folds", "epochs", "hidden", "heads", "batch", "lr", "weight_decay")
     return Result(
         EXPERIMENT.name,
@@ -147,13 +155,13 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         ],
         [Figure("mil", "ROC-AUC with each model's pooling", "Mean over folds and seeds, and its standard error.")],
         [verdict(seen, name) for name in sets],
-        {"bags": ", ".join(sets), "seeds": 1 if settings.quick else settings.seeds, **{k: asked[k] for k in keys}},
+        {"bags": ", ".join(sets), "seeds": 1 if settings.quick else settings.seeds, **{k: training[k] for k in keys}},
     )
 
 
 def _folds(found: dict[str, Values], name: str, method: str) -> Values:
     """Every fold of every seed, in the same order for each method."""
-    seeds = [v for key, v in found.items() if key.startswith(f"{name.replace(' ', '-')}-{method}-seed")]
+    seeds = [v for key, v in found.items() if key.startswith(f"{_slug(name)}-{method}-seed")]
     return {what: [x for seed in seeds for x in seed[what]] for what in ("auc", "accuracy")}
 
 

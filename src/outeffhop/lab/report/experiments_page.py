@@ -13,7 +13,9 @@ from typing import Any
 from outeffhop._io import write_whole
 from outeffhop.lab.paper.experiment import Figure, Result, Table, Verdict
 from outeffhop.lab.paper.ranking import ranks
-from outeffhop.lab.paper.registry import NAMES
+from outeffhop.lab.paper.registry import NAMES, find
+from outeffhop.lab.paper.result_file import read_all
+from outeffhop.lab.paper.running import redraw
 from outeffhop.lab.report.html import Section, page
 
 __all__ = ["experiments_page", "text_of", "write_report"]
@@ -25,17 +27,19 @@ _VERDICTS = ("confirmed", "not seen", "contradicted", "not measured")
 
 
 def write_report(out: Path, title: str = _TITLE) -> Path:
-    """One HTML file, ``out/report.html``, of every ``out/*/result.json``; it needs no other file and no network.
+    """Writes one HTML file, ``out/report.html``, with every result in ``out/*.json``.
 
-    Runs of ``outeffhop train`` that lie beside the experiments are passed over.
+    The page needs no other file and no network. Figures that are missing are drawn again.
     """
-    found = {}
-    for path in sorted(out.glob("*/result.json")):
-        if not (path.parent / "config.yaml").is_file():  # or it is how a training run ended
-            found[path.parent] = Result.load(path)
-    if not found:
+    results = {path: kept.result for path, kept in read_all(out).items() if kept.result is not None}
+    if not results:
         raise ValueError(f"out={str(out)!r} has no result yet: outeffhop reproduce writes them")
-    write_whole(out / _FILE, experiments_page(found, title))
+    folders = {path: out / path.stem for path in results}
+    for path, result in results.items():
+        drawn = all((folders[path] / f"{figure.name}.png").exists() for figure in result.figures)
+        if path.stem in NAMES and not drawn:
+            redraw(find(path.stem), path, folders[path])
+    write_whole(out / _FILE, experiments_page({folders[path]: result for path, result in results.items()}, title))
     return out / _FILE
 
 
