@@ -130,7 +130,7 @@ def test_measuring_on_a_full_disk_keeps_the_files_of_before(disk, run, server, t
 def test_an_experiment_on_a_full_disk_goes_on_when_there_is_room(disk, server, tmp_path):
     codes, said = server.run(
         ["tmpfs", disk, "4m"],
-        ["fill", disk, 40_000],
+        ["fill", disk, 8192],  # the file of the first cells and its successor; pages are of 4096
         reproduce(disk / "results"),
         ["copy", disk, tmp_path / "full"],
         ["make room", disk],
