@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ class ResultFile:
 
     Attributes:
         result: drawn from the cells that ``result.cells`` names; None until the experiment has finished once.
+        sha256: of everything else in the file, so that a damaged number is not taken for a measured one.
     """
 
     scale: Scale
@@ -49,13 +51,14 @@ class ResultFile:
     seeds: int = 3
     result: Result | None = None
     cells: Mapping[str, KeptCell] = field(default_factory=dict)
+    sha256: str = ""
 
     @classmethod
     def load(cls, path: Path) -> ResultFile:
         """Raises ValueError for a damaged file."""
         kept = read_as(cls, path, "file of results")
-        if kept.result is not None and not kept.cells.keys() >= set(kept.result.cells):
-            raise ValueError(f"{path} is no file of results: result.cells names a cell that is not in it")
+        if kept.sha256 != _digest(kept._plain()):
+            raise ValueError(f"{path} has changed since it was written: its sha256 differs; restore it, or remove it")
         cells = {key: dataclasses.replace(cell, found=from_plain(cell.found)) for key, cell in kept.cells.items()}
         return dataclasses.replace(kept, cells=cells)
 
@@ -65,10 +68,20 @@ class ResultFile:
 
     def to_json(self) -> str:
         """A line for each cell: changes of some of them are easy to compare."""
-        plain = to_plain(dataclasses.asdict(self))
+        plain = self._plain()
+        digest = _digest(plain)
         plain["cells"] = _Lines(plain["cells"])
         plain["result"] = plain["result"] and _Lines(plain["result"])
-        return f"{_Lines(plain)}\n"
+        return f"{_Lines({**plain, 'sha256': digest})}\n"
+
+    def _plain(self) -> Values:
+        plain: Values = to_plain(dataclasses.asdict(self))
+        del plain["sha256"]
+        return plain
+
+
+def _digest(plain: Values) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 class _Lines(dict[str, Any]):
