@@ -1,7 +1,7 @@
 """Results as pages and figures."""
 
 from outeffhop.lab.report.experiments_page import write_report
-from outeffhop.lab.report.figures import heat_map
+from outeffhop.lab.report.heat_map import heat_map
 from outeffhop.lab.report.html import Section, page, table
 from outeffhop.lab.report.outlier_page import outlier_page
 

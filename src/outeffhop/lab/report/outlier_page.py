@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from outeffhop.lab.report.figures import heat_map
+from outeffhop.lab.report.heat_map import heat_map
 from outeffhop.lab.report.html import Section, page, table
 from outeffhop.outliers import HeadStats, OutlierReport, TensorStats
 
