@@ -98,7 +98,8 @@ def test_the_report_of_experiments(server, tmp_path):
         codes, said = server.run(["trap", moment, count], reproduce(out))
         assert codes == [KILLED], said
         check_whole(out)
-        assert len(new := {*out.glob(begun)} - seen) == 1  # the trap was in the right place
+        new = {*out.glob(begun)} - seen
+        assert len(new) == 1  # the trap was in the right place
         seen |= new
         assert json.loads((out / "energy.json").read_text())["result"] is None
         assert not (out / "report.html").exists()

@@ -13,7 +13,7 @@ from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Set
 from outeffhop.lab.paper.result_file import KeptCell, ResultFile
 from outeffhop.lab.paper.running import run
 from outeffhop.lab.report.experiments_page import write_report
-from outeffhop.lab.report.outlier_page import outlier_page
+from outeffhop.lab.report.outliers_page import outlier_page
 from outeffhop.lab.training import RunConfig, RunFolder
 from outeffhop.lab.training.run import Result as RunResult
 from outeffhop.outliers import OutlierReport

@@ -10,10 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
+import outeffhop
+from outeffhop.lab import paper, report
 from outeffhop.lab.paper import Cell, Experiment, Figure, Result, Settings, Table, Verdict, run
 from outeffhop.lab.paper.ranking import mean_std, number_of, ranks, shown
 from outeffhop.lab.paper.registry import NAMES, find
@@ -330,3 +333,24 @@ def test_one_thread_gives_the_threads_back():
         fails()
     assert seen == [1]
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("module", ["registry", "experiment", "ranking", "result_file", "running", "drawing"])
+def test_what_the_command_line_reads_imports_nothing_heavy(module):
+    """``outeffhop`` itself is replaced by a bare package: what it imports is tested in tests/test_imports.py."""
+    code = (
+        "import importlib, sys, types; package = types.ModuleType('outeffhop'); "
+        f"package.__path__ = [{str(Path(outeffhop.__file__).parent)!r}]; sys.modules['outeffhop'] = package; "
+        f"importlib.import_module('outeffhop.lab.paper.{module}'); import outeffhop.lab.report; "
+        "print([name for name in ('torch', 'transformers', 'matplotlib', 'numpy') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_packages_list_what_they_import_late():
+    for package, names in ((paper, {"run", "Settings"}), (report, {"outlier_page", "write_report"})):
+        assert names <= set(dir(package))
+        assert all(callable(getattr(package, name)) for name in package.__all__)
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            _ = package.nothing

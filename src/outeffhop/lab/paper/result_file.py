@@ -108,7 +108,9 @@ def kept_cells(name: str, settings: Settings) -> dict[str, KeptCell]:
 def read_all(out: Path) -> dict[Path, ResultFile]:
     """Every file of results in a folder; other JSON files are skipped."""
     contents = {path: read_json(path) for path in sorted(out.glob("*.json"))}
-    return {path: ResultFile.load(path) for path, kept in contents.items() if isinstance(kept, dict) and "cells" in kept}
+    return {
+        path: ResultFile.load(path) for path, kept in contents.items() if isinstance(kept, dict) and "cells" in kept
+    }
 
 
 def add_cell(name: str, settings: Settings, key: str, cell: KeptCell) -> None:

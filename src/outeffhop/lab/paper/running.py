@@ -17,8 +17,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from outeffhop._io import to_plain
 from outeffhop.lab.paper.experiment import (
     Cell,
@@ -85,6 +83,8 @@ def found_before(experiment: Experiment, settings: Settings) -> dict[str, Values
 
 
 def _machine(settings: Settings) -> Values:
+    import torch
+
     on_gpu = settings.device.startswith("cuda")
     return {
         "device": torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()} CPU cores ({platform.machine()})",
@@ -114,7 +114,7 @@ def _measured(experiment: Experiment, cells: list[Cell], settings: Settings) -> 
     context = multiprocessing.get_context("spawn")
     workers = min(settings.workers, len(cells))
     cores = max(1, (os.cpu_count() or 1) // workers)  # each its share: threads that wait for a core cost most
-    with ProcessPoolExecutor(workers, context, torch.set_num_threads, (cores,)) as pool:
+    with ProcessPoolExecutor(workers, context, _use_threads, (cores,)) as pool:
         running = {pool.submit(experiment.measure, cell, settings): cell for cell in cells}
         failed: BaseException | None = None
         for future in as_completed(running):
@@ -148,9 +148,17 @@ def _check_out(experiment: Experiment, settings: Settings) -> None:
         )
 
 
+def _use_threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Within it torch uses one thread; sums are then the same however many cells run side by side."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

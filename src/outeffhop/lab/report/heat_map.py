@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from outeffhop.lab.report.html import breakable
-
 __all__ = ["heat_map"]
 
 
@@ -41,7 +39,8 @@ def heat_map(
             _cell(value, ends, logarithmic, write, f"{name}, {corner} {column}")
             for column, value in zip(columns, row, strict=True)
         )
-        lines.append(f'<tr><th scope="row">{breakable(name)}</th>{cells}</tr>')
+        breakable = escape(name).replace(".", ".<wbr>").replace("_", "_<wbr>")  # a long name, on a phone
+        lines.append(f'<tr><th scope="row">{breakable}</th>{cells}</tr>')
     body = "\n".join(lines)
     return f'<div class="wide"><table class="heat">\n{body}\n</table></div>'
 

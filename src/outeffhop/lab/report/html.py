@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Section", "breakable", "page", "table"]
+__all__ = ["Section", "page", "table"]
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1d2129; --soft: #5c6470; --line: #dfe3e8;
@@ -109,13 +109,8 @@ def page(title: str, sections: Iterable[Section], head: str = "") -> str:
     )
 
 
-def breakable(name: str) -> str:
-    """The HTML of a name that may be broken after its dots and underscores."""
-    return escape(name).replace(".", ".<wbr>").replace("_", "_<wbr>")
-
-
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Plain text in a table that scrolls by itself where the page is narrow."""
     head = "".join(f"<th>{escape(c)}</th>" for c in columns)
-    body = "\n".join("<tr>" + "".join(f"<td>{breakable(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'
