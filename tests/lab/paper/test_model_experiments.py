@@ -15,14 +15,14 @@ import torch
 from outeffhop.lab.data import prepare
 from outeffhop.lab.paper import Settings, drawing, published, run
 from outeffhop.lab.paper import trained_cells as shared
-from outeffhop.lab.paper.beyond import Candidate, at_equal_perplexity, fold_verdict, lower_verdict
+from outeffhop.lab.paper.beyond_result import Candidate, at_equal_perplexity, fold_verdict, lower_verdict
 from outeffhop.lab.paper.convergence import speed_verdict
 from outeffhop.lab.paper.cost import time_verdict
 from outeffhop.lab.paper.ranking import shown as number_shown
 from outeffhop.lab.paper.ranking import surplus
 from outeffhop.lab.paper.registry import find
 from outeffhop.lab.paper.result_file import ResultFile
-from outeffhop.lab.paper.table1 import cut_verdict, loss_verdict
+from outeffhop.lab.paper.table1_result import cut_verdict, loss_verdict
 from outeffhop.lab.paper.table2 import rank, top_two, top_two_verdict
 from outeffhop.lab.paper.training_outliers import growth_verdict
 from outeffhop.lab.report.experiments_page import write_report

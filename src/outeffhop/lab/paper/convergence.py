@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from outeffhop.lab.paper import drawing, published
 from outeffhop.lab.paper import trained_cells as trained
-from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
-from outeffhop.lab.paper.ranking import mean_std, surplus
+from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict, group_by
+from outeffhop.lab.paper.ranking import judged, mean_std, surplus
 
 __all__ = ["EXPERIMENT", "speed_verdict"]
 
@@ -76,10 +75,7 @@ def measure(cell: Cell, settings: Settings) -> Values:
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
-    seeds: dict[str, list[Values]] = {}
-    for cell in cells(settings):
-        if cell.key in found:
-            seeds.setdefault(cell.values["method"], []).append(found[cell.key])
+    seeds = group_by(cells(settings), found, "method")
     _draw(seeds, folder)
     one = next(iter(seeds.values()))[0]
     rows = []
@@ -91,10 +87,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
     note = (
         "Means are over training: the area under a curve of the figure. Loss on training data, accuracy in % on others."
     )
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         [Table("Speed of learning", columns, rows, better, note=note)],
         [Figure("curves", "Loss and accuracy over training (Figure 7)", "Each curve the mean over seeds.")],
         [speed_verdict({m: [_over(v, "accuracy") for v in values] for m, values in seeds.items()})],
@@ -123,10 +116,9 @@ def speed_verdict(accuracies: dict[str, list[float]]) -> Verdict:
     own = accuracies["outeffhop"]
     rival = max(("vanilla", "sparse"), key=lambda m: mean(accuracies[m]))
     lead = surplus(own, accuracies[rival])
-    kind: Any = "confirmed" if lead > 0 else "contradicted" if lead < 0 else "not seen"
     said = ", ".join(f"{METHODS[m]} {mean_std(accuracies[m])}" for m in METHODS)
     alone = "; one run of each" if max(map(len, accuracies.values())) == 1 else ""
-    return Verdict(claim, kind, f"accuracy averaged over training, in %: {said}{alone}")
+    return Verdict(claim, judged(lead), f"accuracy averaged over training, in %: {said}{alone}")
 
 
 def _draw(seeds: dict[str, list[Values]], folder: Path) -> None:

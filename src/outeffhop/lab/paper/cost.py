@@ -113,10 +113,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
     columns = ["model", "method", "batch", "ms a step", "to vanilla", "memory of a step, GB", "paper: RAM, GB"]
     better = {"ms a step": "low", "memory of a step, GB": "low", "paper: RAM, GB": "low"}
     note = "Medians; the methods by turns. The paper gives the whole machine's main memory, ours is the GPU's own."
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         [Table("A training step", columns, rows, better, "model", note)],
         [Figure("time", "Time of a training step", "The median of all rounds, and their quartiles.")],
         [time_verdict({m: values["seconds"] for m, values in found.items()})],

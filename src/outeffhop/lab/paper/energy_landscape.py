@@ -79,10 +79,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
     ]
     columns = ["patterns", "no-op patterns n", "‖T(0)‖", "eigenvalue at 0", "attracts", "queries that end at 0"]
     note = f"Three unit patterns in the plane, β = {BETA:g}. n = 0 is the dense model, n = 1 the paper's softmax1."
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         [Table("The no-op point x = 0", columns, rows, note=note)],
         [
             Figure(

@@ -27,10 +27,12 @@ __all__ = [
     "check_data",
     "check_only",
     "chosen",
+    "group_by",
 ]
 
 Scale = Literal["tiny", "small", "paper"]
 Values = dict[str, Any]
+VerdictWord = Literal["confirmed", "not seen", "contradicted", "not measured"]
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Verdict:
     """
 
     claim: str
-    verdict: Literal["confirmed", "not seen", "contradicted", "not measured"]
+    verdict: VerdictWord
     numbers: str
 
 
@@ -174,6 +176,11 @@ class Experiment:
     partial: bool = False
     alone: bool = False
 
+    def result(
+        self, tables: Sequence[Table], figures: Sequence[Figure], verdicts: Sequence[Verdict], conditions: Values
+    ) -> Result:
+        return Result(self.name, self.of, self.about, tables, figures, verdicts, conditions)
+
 
 def check_name(what: str, name: str) -> None:
     """Raises ValueError for a name that could lead to a file outside its folder, or to a hidden one."""
@@ -181,6 +188,16 @@ def check_name(what: str, name: str) -> None:
         raise ValueError(
             f"{what}={name!r}: letters, digits, dots, dashes and underscores are needed, no dot or dash first"
         )
+
+
+def group_by(cells: Sequence[Cell], found: Mapping[str, Values], *names: str) -> dict[Any, list[Values]]:
+    """What was found in the cells, in their order, by those of their values that are named: a list over seeds."""
+    groups: dict[Any, list[Values]] = {}
+    for cell in cells:
+        if cell.key in found:
+            asked = tuple(cell.values[name] for name in names)
+            groups.setdefault(asked if len(names) > 1 else asked[0], []).append(found[cell.key])
+    return groups
 
 
 def chosen(cells: Sequence[Cell], settings: Settings) -> list[Cell]:

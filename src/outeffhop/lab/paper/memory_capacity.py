@@ -34,10 +34,7 @@ def half_hidden(images: Tensor, size: float, rng: torch.Generator) -> Tensor:
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
     retrieval.draw_errors(found, folder, "memory-capacity", "images in memory, M", log=True)
     groups = retrieval.by_images(found)
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         retrieval.error_tables(found, "M", "Queries: the upper half of each stored image; one update, β = 1."),
         [retrieval.figure_of("memory-capacity", "Retrieval error over memory size")],
         [

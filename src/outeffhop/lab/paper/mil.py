@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from outeffhop.lab.data import Bags, collate_bags, load_bags
 from outeffhop.lab.paper import drawing
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
-from outeffhop.lab.paper.ranking import mean_std
+from outeffhop.lab.paper.ranking import judged, mean_std
 from outeffhop.lab.paper.running import one_thread
 from outeffhop.nn import OutEffHopPooling
 
@@ -139,10 +139,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
     draw(seen, sets, folder)
     training = _training(settings)
     keys = ("folds", "epochs", "hidden", "heads", "batch", "lr", "weight_decay")
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         [
             Table(
                 "Multiple-instance learning with one pooling layer",
@@ -174,7 +171,7 @@ def verdict(seen: dict[tuple[str, str], Values], name: str) -> Verdict:
     by = mean(differences)
     return Verdict(
         f"{CLAIM} ({name})",
-        "confirmed" if by > 2 * error else "contradicted" if by < -2 * error else "not seen",
+        judged(by, 2 * error),
         "ROC-AUC " + ", ".join(f"{m} {mean(v):.3f}" for m, v in aucs.items()) + f"; OutEffHop against {rival}: "
         f"{by:+.4f} ± {error:.4f} (paired over {len(differences)} folds; two standard errors make a difference)",
     )

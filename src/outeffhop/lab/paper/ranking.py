@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from statistics import mean, stdev, variance
 from typing import Any
 
-from outeffhop.lab.paper.experiment import Table
+from outeffhop.lab.paper.experiment import Table, VerdictWord
 
-__all__ = ["mean_std", "number_of", "ranks", "shown", "surplus"]
+__all__ = ["judged", "mean_std", "number_of", "ranks", "shown", "surplus"]
 
 _NUMBER = re.compile(r"[-−+]?(\d+\.?\d*|\.\d+)(e[-−+]?\d+)?")
 
@@ -68,3 +68,8 @@ def surplus(first: Sequence[float], second: Sequence[float]) -> float:
     difference = mean(first) - mean(second)
     errors = [variance(values) / len(values) for values in (first, second) if len(values) > 1]
     return difference if abs(difference) > 2 * math.sqrt(sum(errors)) else 0.0
+
+
+def judged(gain: float, margin: float = 0.0) -> VerdictWord:
+    """The verdict on a claimed gain: a gain or a loss within the margin is neither."""
+    return "confirmed" if gain > margin else "contradicted" if gain < -margin else "not seen"

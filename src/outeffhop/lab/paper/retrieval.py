@@ -23,7 +23,7 @@ from outeffhop.lab.data.pictures import load_pictures
 from outeffhop.lab.data.specs import parse
 from outeffhop.lab.paper import drawing
 from outeffhop.lab.paper.experiment import Cell, Figure, Settings, Table, Values, Verdict, chosen
-from outeffhop.lab.paper.ranking import mean_std
+from outeffhop.lab.paper.ranking import judged, mean_std
 from outeffhop.lab.paper.running import one_thread
 from outeffhop.memory import HopfieldMemory, NoOp
 
@@ -233,7 +233,7 @@ def compared(claim: str, name: str, seeds: Sequence[Values]) -> Verdict:
     )
     return Verdict(
         f"{claim} ({name})",
-        "confirmed" if by < -TIE else "contradicted" if by > TIE else "not seen",
+        judged(-by, TIE),
         f"at {end['at']:g}, {end['images']} images: OutEffHop {ours:.4g}, dense {dense:.4g}, best of the others "
         f"{rival} {means[rival]:.4g} ({by:+.1%}; less than {TIE:.0%} is a tie). Over the whole axis OutEffHop and "
         f"dense differ by at most {apart:.1g} of the error: one update of OutEffHop is γ times one of the dense model.",

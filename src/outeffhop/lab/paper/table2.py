@@ -8,7 +8,18 @@ from pathlib import Path
 from statistics import mean
 
 from outeffhop.lab.paper import drawing, published
-from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict, chosen
+from outeffhop.lab.paper.experiment import (
+    Cell,
+    Experiment,
+    Figure,
+    Result,
+    Settings,
+    Table,
+    Values,
+    Verdict,
+    chosen,
+    group_by,
+)
 from outeffhop.lab.paper.ranking import mean_std
 from outeffhop.lab.paper.trained_cells import (
     finished,
@@ -83,21 +94,12 @@ def measure(cell: Cell, settings: Settings) -> Values:
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
-    seeds: dict[tuple[str, int, str], list[Values]] = {}
-    runs = []
-    for cell in cells(settings):
-        if cell.key in found:
-            asked, values = cell.values, found[cell.key]
-            seeds.setdefault((asked["data"], asked["out_len"], asked["method"]), []).append(
-                {**values["metrics"], "kurtosis": values["kurtosis"], "inf_norm": values["inf_norm"]}
-            )
-            runs.append(values)
+    runs = list(found.values())
+    numbers = {key: {**v["metrics"], "kurtosis": v["kurtosis"], "inf_norm": v["inf_norm"]} for key, v in found.items()}
+    seeds = group_by(cells(settings), numbers, "data", "out_len", "method")
     means = {key: {f: mean(v[f] for v in values) for f in FIELDS} for key, values in seeds.items()}
     _draw(means, folder)
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         [_table(seeds), _counts(means)],
         [
             Figure(

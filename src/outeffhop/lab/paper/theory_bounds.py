@@ -201,10 +201,7 @@ TOPICS: dict[str, Callable[[torch.Generator, int, int], Values]] = {
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
     seeds = {topic: [v for key, v in found.items() if key.startswith(f"{topic}-seed")] for topic in TOPICS}
     theory_result.draw(seeds["bounds"], BETAS, folder)
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         theory_result.tables(seeds["bounds"], seeds["capacity"]),
         theory_result.FIGURES,
         theory_result.verdicts(seeds),

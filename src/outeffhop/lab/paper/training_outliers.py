@@ -9,7 +9,8 @@ from typing import Any
 
 from outeffhop.lab.paper import drawing, published, table1
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
-from outeffhop.lab.paper.ranking import mean_std, surplus
+from outeffhop.lab.paper.ranking import judged, mean_std, surplus
+from outeffhop.lab.paper.table1_result import models_of, seeds_said
 from outeffhop.lab.paper.trained_cells import finished, run_config
 from outeffhop.lab.training import RunFolder
 from outeffhop.outliers.outlier_report import place_of
@@ -39,7 +40,7 @@ def curve_of(folder: RunFolder) -> Values:
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
     curves = table1.by_method(found, settings)
-    models = table1.models_of(curves)
+    models = models_of(curves)
     _draw_methods(curves, models, folder)
     figures = [
         Figure(
@@ -60,15 +61,12 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
     ):
         draw(curves, models, folder, name)
         figures.append(Figure(name, title, f"{caption} Solid: vanilla; dashed: OutEffHop; of the first seed."))
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         [_table(curves, models)],
         figures,
         [growth_verdict(published.NAMES[m], curves, m) for m in models],
         {
-            "seeds": table1.seeds_said(curves),
+            "seeds": seeds_said(curves),
             "steps": ", ".join(f"{published.NAMES[m]} {_last_step(curves, m)}" for m in models),
         },
     )
@@ -98,9 +96,8 @@ def growth_verdict(name: str, curves: Curves, model: str) -> Verdict:
     if not old or not new:
         return Verdict(claim, "not measured", "")
     gain = surplus(old, new) / mean(old)
-    kind: Any = "confirmed" if gain > 0.05 else "contradicted" if gain < -0.05 else "not seen"
     numbers = f"{mean_std(new, 3)} against {mean_std(old, 3)}, averaged over the second half of training"
-    return Verdict(claim, kind, numbers)
+    return Verdict(claim, judged(gain, 0.05), numbers)
 
 
 def _late(curve: Values) -> float:
