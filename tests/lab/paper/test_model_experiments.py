@@ -14,7 +14,7 @@ import torch
 
 from outeffhop.lab.data import prepare
 from outeffhop.lab.paper import Settings, drawing, published, run
-from outeffhop.lab.paper import trained_cells as shared
+from outeffhop.lab.paper import training_runs as shared
 from outeffhop.lab.paper.beyond_result import Candidate, at_equal_perplexity, fold_verdict, lower_verdict
 from outeffhop.lab.paper.convergence import speed_verdict
 from outeffhop.lab.paper.cost import time_verdict

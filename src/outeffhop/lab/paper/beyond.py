@@ -12,7 +12,8 @@ from pathlib import Path
 from outeffhop.lab.paper import beyond_result, published
 from outeffhop.lab.paper.beyond_result import BITS, ROUNDED, column
 from outeffhop.lab.paper.experiment import Cell, Experiment, Result, Settings, Values, group_by
-from outeffhop.lab.paper.trained_cells import DATA, finished, measured, needs, quantized, run_config, steps_of
+from outeffhop.lab.paper.trained_models import measured, quantized
+from outeffhop.lab.paper.training_runs import DATA, finished, needs, run_config, steps_of
 
 __all__ = ["EXPERIMENT", "by_method"]
 

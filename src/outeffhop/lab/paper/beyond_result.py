@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from outeffhop.lab.paper import drawing, published
 from outeffhop.lab.paper.experiment import Figure, Table, Values, Verdict
 from outeffhop.lab.paper.ranking import judged, mean_std, surplus
-from outeffhop.lab.paper.trained_cells import seeds_measured
+from outeffhop.lab.paper.training_runs import seeds_measured
 
 __all__ = [
     "BITS",

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 
 from outeffhop.lab.paper import drawing, published
-from outeffhop.lab.paper import trained_cells as trained
+from outeffhop.lab.paper import training_runs as trained
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict, group_by
 from outeffhop.lab.paper.ranking import judged, mean_std, surplus
 

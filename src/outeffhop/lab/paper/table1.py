@@ -7,8 +7,9 @@ from pathlib import Path
 from outeffhop.lab.paper import beyond, published, table1_result
 from outeffhop.lab.paper.experiment import Cell, Experiment, Result, Settings, Values, chosen, group_by
 from outeffhop.lab.paper.running import found_before
-from outeffhop.lab.paper.trained_cells import DATA, finished, measured, quantized, run_config, steps_of
-from outeffhop.lab.paper.trained_cells import needs as needed_by
+from outeffhop.lab.paper.trained_models import measured, quantized
+from outeffhop.lab.paper.training_runs import DATA, finished, run_config, steps_of
+from outeffhop.lab.paper.training_runs import needs as needed_by
 
 __all__ = ["EXPERIMENT", "by_method", "cells", "needs"]
 

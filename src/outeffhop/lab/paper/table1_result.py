@@ -11,7 +11,8 @@ from statistics import mean
 from outeffhop.lab.paper import drawing, published
 from outeffhop.lab.paper.experiment import Figure, Table, Values, Verdict
 from outeffhop.lab.paper.ranking import judged, mean_std, shown, surplus
-from outeffhop.lab.paper.trained_cells import CHIEF, steps_said
+from outeffhop.lab.paper.trained_models import CHIEF
+from outeffhop.lab.paper.training_runs import steps_said
 from outeffhop.models import presets
 
 __all__ = [

@@ -21,15 +21,8 @@ from outeffhop.lab.paper.experiment import (
     group_by,
 )
 from outeffhop.lab.paper.ranking import mean_std
-from outeffhop.lab.paper.trained_cells import (
-    finished,
-    folders_of,
-    measured,
-    run_config,
-    seeds_measured,
-    steps_of,
-    steps_said,
-)
+from outeffhop.lab.paper.trained_models import measured
+from outeffhop.lab.paper.training_runs import finished, folders_of, run_config, seeds_measured, steps_of, steps_said
 
 __all__ = ["EXPERIMENT", "top_two", "top_two_verdict"]
 

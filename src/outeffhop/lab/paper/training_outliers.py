@@ -11,7 +11,7 @@ from outeffhop.lab.paper import drawing, published, table1
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
 from outeffhop.lab.paper.ranking import judged, mean_std, surplus
 from outeffhop.lab.paper.table1_result import models_of, seeds_said
-from outeffhop.lab.paper.trained_cells import finished, run_config
+from outeffhop.lab.paper.training_runs import finished, run_config
 from outeffhop.lab.training import RunFolder
 from outeffhop.outliers.outlier_report import place_of
 
