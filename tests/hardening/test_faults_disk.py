@@ -143,7 +143,7 @@ def test_an_experiment_on_a_full_disk_goes_on_when_there_is_room(disk, server, t
     every = EXPERIMENT.cells(Settings(quick=True))
     assert 0 < len(cells) < len(every)
     assert all(cell.found for cell in cells.values())
-    assert f"{len(cells)} of {len(every)} cells are there already" in said
+    assert f"{len(cells)} of {len(every)} cells were measured earlier" in said
     assert (tmp_path / "room" / "results" / "report.html").read_text().endswith("</html>\n")
 
 

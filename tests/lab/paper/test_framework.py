@@ -76,7 +76,7 @@ def test_a_finished_cell_is_not_measured_again(squares, tmp_path):
     lines = []
     second = run(squares, settings, lines.append)
     assert len(measured(tmp_path)) == 4
-    assert lines == ["squares: 4 of 4 cells are there already"]
+    assert lines == ["squares: 4 of 4 cells were measured earlier"]
     assert first.conditions["sum"] == second.conditions["sum"] == 14
 
 
@@ -212,9 +212,9 @@ def test_some_cells_alone(squares, tmp_path):
     assert measured(tmp_path) == ["square-0", "square-1"]
     with pytest.raises(ValueError, match="squares needs all of its 4 cells"):
         run(squares, only, quiet)
-    with pytest.raises(ValueError, match=r"only='opt-\*': squares has no such cell; there are square-0, square-1"):
+    with pytest.raises(ValueError, match=r"only='opt-\*': matches no cell of squares; choose from square-0, square-1"):
         run(partial, dataclasses.replace(only, only=("square-*", "opt-*")), quiet)  # one that fits excuses no other
-    rest = run(squares, dataclasses.replace(only, only=("square-2", "square-3")), quiet)  # with those there already
+    rest = run(squares, dataclasses.replace(only, only=("square-2", "square-3")), quiet)  # with those measured earlier
     assert rest.conditions["sum"] == 14
     assert "cells" not in rest.conditions
 

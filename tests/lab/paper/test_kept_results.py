@@ -32,7 +32,7 @@ def test_a_kept_result_is_what_its_cells_say(path, tmp_path, monkeypatch):
         (data / "mil" / f"{bags}.npz").touch()
 
     def nothing_is_measured(line):
-        assert re.fullmatch(rf"{path.stem}: {len(kept.cells)} of \d+ cells are there already", line)
+        assert re.fullmatch(rf"{path.stem}: {len(kept.cells)} of \d+ cells were measured earlier", line)
 
     again = run(experiment, settings, nothing_is_measured)
     assert json.loads(again.to_json()) == json.loads(kept.result.to_json())

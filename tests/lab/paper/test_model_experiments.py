@@ -290,7 +290,7 @@ def test_draws_of_one_model_are_no_match_for_seeds(tmp_path):
     assert several == "0.2 against 1.2 ± 1"
     alone = concluded({"opt-vanilla-0": of_opt(), "opt-outeffhop-0": of_opt()}, tmp_path)
     assert alone.verdicts[2].numbers.startswith("0.2 ± 0.1 against 0.2 ± 0.1, over calibration draws")
-    assert "over calibration draws where one seed is measured" in alone.tables[0].note
+    assert "over calibration draws if only one seed is measured" in alone.tables[0].note
 
 
 def test_conditions_are_of_every_cell(tmp_path):

@@ -1,7 +1,7 @@
-"""Beyond the paper: what has been found since, alone and together with its methods, and what it leaves of int8's cost.
+"""Beyond the paper: newer options, alone and combined with its methods, and how much they reduce the cost of int8.
 
-The paper's stated limit is outliers that LayerNorm makes. Learned sinks, gates that see all features, QK-norm, and
-LayerNorm's scale folded into the next layers are measured on OPT.
+The paper names outliers made by LayerNorm as its limit. Here, learned sinks, gates that see all features, QK-norm, and
+folding LayerNorm's scale into the next layers are measured on OPT.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ METHODS = (
     "gated-outeffhop(gate=element, predictor=features)",
     "vanilla(qk_norm=rms)",
     "outeffhop(qk_norm=rms)",
-    # together
+    # combinations
     "gated(gate=element, predictor=features, qk_norm=rms)",
     "outeffhop(sink=learned, qk_norm=rms)",
     "gated-outeffhop(gate=element, predictor=features, qk_norm=rms)",
@@ -38,7 +38,7 @@ def cells(settings: Settings) -> list[Cell]:
     asked = {"steps": steps_of("opt", settings), "data": DATA[settings.scale]["opt"]}
     return [
         Cell(f"{_slug(method)}-{seed}", {"method": method, "seed": seed, **asked})
-        for seed in range(settings.seeds)  # a first whole table early
+        for seed in range(settings.seeds)  # the first seed of everything first, for a complete table early
         for method in METHODS
     ]
 
@@ -50,7 +50,7 @@ def _slug(text: str) -> str:
 def measure(cell: Cell, settings: Settings) -> Values:
     method = cell.values["method"]
     options = _slug(method.partition("(")[2])
-    # the paper's own methods are the runs of Table 1
+    # the runs of the paper's own methods are those of Table 1
     group = EXPERIMENT.name if options else "table1"
     config = run_config(settings, "opt", method, cell.values["seed"], group=group, name=options)
     finished(config, settings)

@@ -1,4 +1,4 @@
-"""What the cells beyond the paper say: which combination loses least when rounded, at equal perplexity."""
+"""The result beyond the paper: which combination loses least when it is rounded, at equal perplexity."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 BITS = ("W8A8", "W4A8")
 ROUNDED = tuple((bits, fold) for bits in BITS for fold in (False, True))
-EQUAL = 0.02  # perplexities within this share of the best count as equal: three seeds of one method differ by as much
+EQUAL = 0.02  # perplexities this close to the best count as equal: seeds of one method differ by as much
 
 Found = Mapping[str, Sequence[Values]]  # method → a value of each seed
 
@@ -50,8 +50,8 @@ class Candidate(NamedTuple):
     """A trained method, rounded in one way.
 
     Attributes:
-        perplexity: in floating point, of each seed.
-        losses: by how much it is higher once rounded, of each seed.
+        perplexity: in floating point, for each seed.
+        losses: by how much rounding raises it, for each seed.
     """
 
     method: str
@@ -68,7 +68,7 @@ class Candidate(NamedTuple):
 
 
 def column(bits: str, fold: bool, what: str = "") -> str:
-    """The name of a way of rounding: "W8A8, folded"; of a column with its losses: "W8A8 loss, folded"."""
+    """The name of a way of rounding, such as "W8A8, folded"; with ``what``, "W8A8 loss, folded"."""
     return " ".join(filter(None, (bits, what))) + (", folded" if fold else "")
 
 
@@ -120,8 +120,8 @@ def _losses(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
         ["method", *names],
         rows,
         dict.fromkeys(names, "low"),
-        note="Loss: by how much perplexity is higher once weights and activations are rounded. Folded: the scale and "
-        "shift of LayerNorms are moved into the next layers first.",
+        note="Loss: by how much rounding weights and activations raises the perplexity. Folded: the scale and shift of "
+        "LayerNorms are moved into the next layers first.",
     )
 
 
@@ -142,7 +142,7 @@ def _lowest(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
 
 
 def _rounded(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
-    """What one would choose who needs the rounded model only, whatever it is in floating point."""
+    """The choice if only the rounded model matters."""
     rows: list[list[Any]] = []
     for bits in BITS:
         sums = [(c, [p + loss for p, loss in zip(c.perplexity, c.losses, strict=True)]) for c in candidates[bits]]
@@ -171,7 +171,7 @@ def draw(candidates: Mapping[str, Sequence[Candidate]], folder: Path) -> None:
         axis.set_title(f"{bits} loss", fontsize=9)
         for c in candidates[bits]:
             colour = drawing.colour(c.method)
-            losses = [loss if loss > 0 else math.nan for loss in c.losses]  # none has no logarithm
+            losses = [loss if loss > 0 else math.nan for loss in c.losses]  # only a positive loss has a logarithm
             row = methods.index(c.method) + (0.18 if c.folded else -0.18)
             axis.scatter(
                 losses, [row] * len(losses), s=30, edgecolors=colour, facecolors="none" if c.folded else colour
@@ -191,13 +191,13 @@ def verdicts(candidates: Mapping[str, Sequence[Candidate]], missing: Sequence[st
 
 
 def lower_verdict(bits: str, candidates: Sequence[Candidate], missing: Sequence[str] = ()) -> Verdict:
-    """The best of the new against the best of the paper's, both at equal perplexity; beyond what seeds make.
+    """The best new combination against the best of the paper's, both at equal perplexity.
 
     ``missing`` are those of the paper's methods that are not measured yet.
     """
     claim = f"{bits}: a combination beyond the paper's loses less than its methods do, at equal perplexity"
     if missing:
-        return Verdict(claim, "not measured", f"of the paper's methods {', '.join(missing)} are to be measured yet")
+        return Verdict(claim, "not measured", f"the paper's methods {', '.join(missing)} are not measured yet")
     near = at_equal_perplexity(candidates)
     old, new = [c for c in near if c.is_papers], [c for c in near if not c.is_papers]
     if not old or not new:
@@ -214,7 +214,7 @@ def lower_verdict(bits: str, candidates: Sequence[Candidate], missing: Sequence[
 
 
 def fold_verdict(bits: str, candidates: Sequence[Candidate]) -> Verdict:
-    """Of every trained model the perplexity once rounded, folded against not: in logarithms, as these differ much."""
+    """Compares the perplexity of every rounded model with and without folding, in logarithms because it varies much."""
     claim = f"{bits}: folding LayerNorm's scale into the next layers lowers the loss"
     plain = {c.method: c for c in candidates if not c.folded}
     pairs = [

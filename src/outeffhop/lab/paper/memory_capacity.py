@@ -25,7 +25,7 @@ def measure(cell: Cell, settings: Settings) -> Values:
 
 
 def half_hidden(images: Tensor, size: float, rng: torch.Generator) -> Tensor:
-    """The upper half of each image; the pixels of the lower one are 0."""
+    """The upper half of each image; the pixels of the lower half are 0."""
     queries = images.clone()
     queries[:, images.shape[1] // 2 :] = 0
     return queries

@@ -1,7 +1,7 @@
 """Section 4.3: multiple-instance learning, a bag's label from one pooled vector, with the pooling of each model.
 
 An instance passes through a linear layer with ReLU; one learned query pools a bag's instances (OutEffHopPooling); a
-linear layer scores the pooled vector. Everything but the pooling's method is the same, folds and seeds included.
+linear layer scores the pooled vector. Everything except the pooling's method is the same, including folds and seeds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLAIM = "Section 4.3: OutEffHop is superior in multiple-instance learning"
 
 
 class BagClassifier(nn.Module):
-    """Bags [B, n, d] and their padding → a logit a bag [B]."""
+    """Bags [B, n, d] and their padding → a logit per bag [B]."""
 
     def __init__(self, size: int, hidden: int, heads: int, method: str) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class BagClassifier(nn.Module):
 
 
 def sources(settings: Settings) -> dict[str, str]:
-    """Name of a set of bags → where it comes from."""
+    """Name of a set of bags → its data spec."""
     paths = {}
     if settings.data is not None:
         paths = {name: settings.data / "mil" / f"{name}.npz" for name in FILES} | {MNIST: settings.data / "mnist"}
@@ -163,7 +163,7 @@ def _folds(found: dict[str, Values], name: str, method: str) -> Values:
 
 
 def verdict(seen: dict[tuple[str, str], Values], name: str) -> Verdict:
-    """OutEffHop against the best of the others, fold by fold: a difference is one beyond two standard errors."""
+    """OutEffHop against the best of the others, fold by fold; only differences beyond two standard errors count."""
     aucs = {method: seen[name, method]["auc"] for method in METHODS}
     rival = max((m for m in METHODS if m != "outeffhop"), key=lambda m: mean(aucs[m]))
     differences = [a - b for a, b in zip(aucs["outeffhop"], aucs[rival], strict=True)]

@@ -1,7 +1,7 @@
-"""The paper's own numbers, to stand beside ours.
+"""The paper's own numbers, to compare ours with.
 
-Tables are as printed, means only. What the paper says of them is recomputed from them where it can be, since
-its text does not say over which rows it averages.
+Tables are as printed, means only. The averages that the paper claims are recomputed from the tables where possible,
+because its text does not say which rows it averages over.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ TABLE2 = {
     for i, method in enumerate(FORECASTERS)
 }
 
-# Table 4, whose numbers are of the machine's main memory
+# Table 4: main memory of the machine
 MEMORY_GB = {"vit": (47.47, 49.69), "bert": (7.56, 7.20), "opt": (3.75, 3.75), "stanhop": (5.30, 5.28)}
 
 # "the fast convergence task"; the depth and the number of heads are not given
@@ -125,13 +125,13 @@ CONVERGENCE = dict(lr=1e-4, width=512, inner=1024, dropout=0.3, epochs=100, batc
 
 
 def cut(field: str, models: tuple[str, ...] = tuple(NAMES)) -> float:
-    """By which share OutEffHop is below vanilla in Table 1 itself, averaged over models."""
+    """The share by which OutEffHop is below vanilla in the paper's Table 1, averaged over models."""
     ratios = [getattr(TABLE1[m, "outeffhop"], field) / getattr(TABLE1[m, "vanilla"], field) for m in models]
     return 1.0 - mean(ratios)
 
 
 def top_two() -> tuple[int, int]:
-    """In how many of Table 2's settings OutEffHop is first or second by the printed numbers, and of how many."""
+    """In how many settings of the paper's Table 2 OutEffHop is first or second, and the number of settings."""
     places = dict.fromkeys((data, horizon) for data, horizon, _ in TABLE2)
     better = [
         sum(getattr(TABLE2[*place, m], field) < getattr(TABLE2[*place, "outeffhop"], field) for m in FORECASTERS)

@@ -1,8 +1,7 @@
-"""An experiment run: cells measured, kept and read again, and the result drawn from all there are.
+"""Runs an experiment: measures its cells, keeps each of them, and draws the result from all.
 
-A cell is written to a file of its own as soon as it is done, with the machine it was measured on. So an experiment that
-was killed goes on where it stopped, cells run side by side where there is room, and a result drawn from them another
-day says where its numbers come from.
+A cell is kept as soon as it is measured, with the machine it was measured on. A killed experiment continues where it
+stopped, several processes can measure cells of one experiment, and a result says where its numbers come from.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] 
     done = _measured_before(experiment, settings)
     asked = chosen(cells, settings)
     if not experiment.partial and {cell.key for cell in cells} - {cell.key for cell in asked} - done.keys():
-        raise ValueError(f"only={settings.only}: {experiment.name} needs all of its {len(cells)} cells; leave it out")
+        raise ValueError(f"only={settings.only}: {experiment.name} needs all of its {len(cells)} cells; leave out only")
     if done:
-        tell(f"{experiment.name}: {len(done)} of {len(cells)} cells are there already")
+        tell(f"{experiment.name}: {len(done)} of {len(cells)} cells were measured earlier")
     for cell, values in _measured(experiment, [cell for cell in asked if cell.key not in done], settings):
         done[cell.key] = KeptCell(cell.values, _machine(settings), values)
         add_cell(experiment.name, settings, cell.key, done[cell.key])
@@ -70,7 +69,7 @@ def redraw(experiment: Experiment, path: Path, folder: Path) -> None:
 
 
 def check(experiment: Experiment, settings: Settings) -> None:
-    """Raises ValueError for what would stop it, or be lost by it, once it runs."""
+    """Raises ValueError if the experiment could not run to its end, or would overwrite other results."""
     check_only(experiment, settings)
     _check_out(experiment, settings)
     if {cell.key for cell in chosen(experiment.cells(settings), settings)} - found_before(experiment, settings).keys():
@@ -94,7 +93,7 @@ def _machine(settings: Settings) -> Values:
 
 
 def _machines_said(machines: Collection[Values]) -> Values:
-    """All that cells were measured on; of dates the first and the last."""
+    """The machines the cells were measured on; of the dates, the first and the last."""
     said: Values = {}
     for name in ("device", "torch", "date"):
         values = sorted({str(machine[name]) for machine in machines if name in machine})
@@ -110,10 +109,10 @@ def _measured(experiment: Experiment, cells: list[Cell], settings: Settings) -> 
         for cell in cells:
             yield cell, experiment.measure(cell, settings)
         return
-    # spawn: a forked process has no use of CUDA, nor of torch's threads
+    # spawn: a forked process cannot use CUDA or torch's threads
     context = multiprocessing.get_context("spawn")
     workers = min(settings.workers, len(cells))
-    cores = max(1, (os.cpu_count() or 1) // workers)  # each its share: threads that wait for a core cost most
+    cores = max(1, (os.cpu_count() or 1) // workers)  # more threads than cores are slower
     with ProcessPoolExecutor(workers, context, _use_threads, (cores,)) as pool:
         running = {pool.submit(experiment.measure, cell, settings): cell for cell in cells}
         failed: BaseException | None = None
@@ -121,7 +120,7 @@ def _measured(experiment: Experiment, cells: list[Cell], settings: Settings) -> 
             error = None if future.cancelled() else future.exception()
             if error is not None and failed is None:
                 failed = error
-                for other in running:  # those that run already are kept, the others not begun
+                for other in running:  # cells that are being measured are kept; the others do not start
                     other.cancel()
             if error is None and not future.cancelled():
                 yield running[future], future.result()
@@ -137,7 +136,7 @@ def _measured_before(experiment: Experiment, settings: Settings) -> dict[str, Ke
 
 
 def _check_out(experiment: Experiment, settings: Settings) -> None:
-    """Raises ValueError where cells of another scale are kept, or a trial would replace them; a trial may be lost."""
+    """Raises ValueError if cells of another scale, or those of a full run, would be replaced; a trial may be."""
     path = path_of(experiment.name, settings)
     kept = ResultFile.load(path) if path.exists() else None
     if kept is not None and not kept.quick and not kept.is_of(settings):
@@ -156,7 +155,7 @@ def _use_threads(count: int) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it torch uses one thread; sums are then the same however many cells run side by side."""
+    """torch uses one thread inside, so that sums do not depend on how many cells are measured in parallel."""
     import torch
 
     before = torch.get_num_threads()

@@ -13,7 +13,7 @@ from outeffhop.lab.paper.training_runs import needs as needed_by
 
 __all__ = ["EXPERIMENT", "by_method", "cells", "needs"]
 
-_SPLIT = {"vit": "test"}  # where there are most pictures; nothing was chosen by either
+_SPLIT = {"vit": "test"}  # has the most images; nothing was chosen by either split
 
 
 def cells(settings: Settings) -> list[Cell]:
@@ -23,7 +23,7 @@ def cells(settings: Settings) -> list[Cell]:
             {"model": model, "method": method, "seed": seed, "steps": steps_of(model, settings)}
             | {"data": DATA[settings.scale][model]},
         )
-        for seed in range(settings.seeds)  # a first whole table early
+        for seed in range(settings.seeds)  # the first seed of everything first, for a complete table early
         for model in published.NAMES
         for method in published.METHODS
     ]

@@ -1,4 +1,4 @@
-"""What the cells of Table 1 say: its tables, a figure, and a verdict on each claim."""
+"""The result of Table 1: its tables, a figure, and a verdict on each claim."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ FIGURES = [
     Figure(
         "methods",
         "Outliers and the loss of W8A8, by model and method",
-        "Bars are ours, diamonds the paper's at its scale. Where there are several seeds, a dot for each. "
-        "Kurtosis and inf norm on logarithmic scales.",
+        "Bars are our numbers, diamonds the paper's at its scale. Dots are single seeds, where there are several. "
+        "Kurtosis and inf norm are on logarithmic scales.",
     )
 ]
 
 
 def models_of(runs: Found) -> list[str]:
-    """Those measured, in the paper's order."""
+    """The models that are measured, in the paper's order."""
     return [model for model in published.NAMES if any(m == model for m, _ in runs)]
 
 
@@ -63,14 +63,14 @@ def conditions(runs: Found) -> Values:
 
 
 def _samples_said(runs: list[Values]) -> list[str]:
-    """How many samples the models learnt from; nothing of results kept before this was counted."""
+    """The number of training samples; results that were kept before it was recorded do not have it."""
     counts = sorted({run["train_samples"] for run in runs if "train_samples" in run})
     where = "" if all("train_samples" in run for run in runs) else " where counted"
     return [f"of {' and '.join(f'{count:,}' for count in counts)} training samples{where}"] if counts else []
 
 
 def seeds_said(runs: Found) -> str:
-    """What each has at least, and which have more."""
+    """The number of seeds that all have, and which have more."""
     counts = [len(values) for values in runs.values()]
     if not counts:
         return "none"
@@ -80,7 +80,7 @@ def seeds_said(runs: Found) -> str:
 
 
 def _unit(model: str) -> int:
-    """Accuracies are given in per cent."""
+    """Accuracies are given in percent."""
     return 100 if model == "vit" else 1
 
 
@@ -103,7 +103,7 @@ def _seed_losses(model: str, values: list[Values]) -> list[float]:
 
 
 def _losses(model: str, values: list[Values]) -> list[float]:
-    """Over seeds; over calibration draws where one seed is all there is."""
+    """Over seeds; over calibration draws if there is only one seed."""
     if len(values) != 1:
         return _seed_losses(model, values)
     draws = values[0]["w8a8"][CHIEF[model][0]]
@@ -140,7 +140,7 @@ def _table(model: str, runs: Found) -> Table:
 
 
 def _options(further: Mapping[str, list[Values]]) -> Table:
-    """What ``beyond`` has measured, as Table 1 has it."""
+    """What ``beyond`` has measured, in the form of Table 1."""
     columns = ["avg kurtosis", "max inf norm", "FP perplexity", "W8A8 perplexity"]
     rows = []
     for method, values in further.items():
@@ -156,7 +156,7 @@ def _options(further: Mapping[str, list[Values]]) -> Table:
         ["method", *columns, "parameters"],
         rows,
         dict.fromkeys(columns, "low"),
-        note="Trained and measured as OPT above; more of them in the section Beyond the paper.",
+        note="Trained and measured like OPT above; the section Beyond the paper has more about them.",
     )
 
 
@@ -185,7 +185,9 @@ def draw(runs: Found, folder: Path) -> None:
         axis.tick_params(labelsize=8)
         axis.set_title(f"{published.NAMES[model]}, {titles[column].format(CHIEF[model][1])}", fontsize=9)
         if column < 2:
-            axis.set_xlim(1, 1.2 * axis.get_xlim()[1])  # a bar must begin somewhere: the least a kurtosis can be
+            axis.set_xlim(
+                1, 1.2 * axis.get_xlim()[1]
+            )  # bars on a logarithmic scale need a start: the smallest possible kurtosis
             drawing.logarithmic(axis, "x")
         else:
             axis.axvline(0, color="#888888", linewidth=0.8)
@@ -215,7 +217,7 @@ def _summary(runs: Found) -> Table:
         [*columns, *(f"paper: {c}" for c in columns[1:])],
         rows,
         note="Kurtosis and inf norm: change from vanilla to OutEffHop. W8A8 loss: by how much the model's metric is "
-        "worse in W8A8 than in floating point; ± over seeds, and over calibration draws where one seed is measured.",
+        "worse in W8A8 than in floating point; ± over seeds, or over calibration draws if only one seed is measured.",
     )
 
 
@@ -228,7 +230,7 @@ def _percent(cut: float) -> str:
 
 
 def verdicts(runs: Found) -> list[Verdict]:
-    """Of the headline, and of W8A8 model by model."""
+    """On the paper's headline claims, and on W8A8 for each model."""
     both = [m for m in published.NAMES if (m, "vanilla") in runs and (m, "outeffhop") in runs]
     cuts = {
         field: [_cut(runs[m, "vanilla"], runs[m, "outeffhop"], field) for m in both]
@@ -246,7 +248,7 @@ def verdicts(runs: Found) -> list[Verdict]:
     for model in models_of(runs):
         pair = [runs.get((model, m), []) for m in ("vanilla", "outeffhop")]
         alone = all(len(values) == 1 for values in pair)
-        # draws of one model say nothing of what another seed's would be: they are no match for several seeds
+        # calibration draws of one model do not show how seeds differ, so they are not compared with several seeds
         old, new = ((_losses if alone else _seed_losses)(model, values) for values in pair)
         verdict = loss_verdict(
             published.NAMES[model], CHIEF[model][1], old, new, _chance(model, *pair) if alone else 0.0
@@ -258,14 +260,14 @@ def verdicts(runs: Found) -> list[Verdict]:
 
 
 def _chance(model: str, old: list[Values], new: list[Values]) -> float:
-    """What two counts of right answers differ by for the choice of pictures alone; the draws do not show it."""
+    """The standard error of an accuracy difference that comes from the choice of images; draws do not show it."""
     if CHIEF[model][0] != "accuracy":
         return 0.0
     return 100 * sqrt(sum(p * (1 - p) / v["samples"] for v in (*old, *new) for p in [v["metrics"]["accuracy"]]))
 
 
 def cut_verdict(what: str, cuts: list[float], claimed: float, printed: float, whole: bool = True) -> Verdict:
-    """A reduction as large as claimed confirms; a smaller one leaves the claim unseen, an increase contradicts it."""
+    """Confirmed by a reduction as large as claimed, not seen if it is smaller, contradicted by an increase."""
     claim = f"OutEffHop reduces the {what} by {100 * claimed:.0f} % on average over four models"
     if not cuts or not whole:
         return Verdict(claim, "not measured", f"{len(cuts)} of {len(published.NAMES)} models are measured")
@@ -278,7 +280,7 @@ def cut_verdict(what: str, cuts: list[float], claimed: float, printed: float, wh
 
 
 def loss_verdict(name: str, metric: str, old: list[float], new: list[float], chance: float = 0.0) -> Verdict:
-    """A difference within what seeds, or calibration draws, make by themselves is none; nor is one within chance."""
+    """A difference does not count if it is within two standard errors over seeds or draws, or within ``chance``."""
     claim = f"{name}: OutEffHop loses less {metric} in W8A8 than vanilla"
     if metric != "top-1 accuracy":
         claim = f"{name}: {metric} rises less in W8A8 with OutEffHop than with vanilla"
@@ -286,4 +288,4 @@ def loss_verdict(name: str, metric: str, old: list[float], new: list[float], cha
         return Verdict(claim, "not measured", "")
     numbers = f"{mean_std(new, 3)} against {mean_std(old, 3)}"
     gain = surplus(old, new)
-    return Verdict(claim, judged(gain, chance), f"{numbers}; {chance:.2g} would be chance" if chance else numbers)
+    return Verdict(claim, judged(gain, chance), f"{numbers}; up to {chance:.2g} may be chance" if chance else numbers)

@@ -154,7 +154,7 @@ def _draw(means: Numbers, folder: Path) -> None:
 
 
 def rank(means: Numbers, data: str, horizon: int, field: str, method: str = "outeffhop") -> int | None:
-    """1 is the best of the four; None where one of them is missing or no number."""
+    """1 is the best of the four; None if one of them is missing or NaN."""
     try:
         numbers = {kind: means[data, horizon, kind][field] for kind in published.FORECASTERS}
     except KeyError:
@@ -163,7 +163,7 @@ def rank(means: Numbers, data: str, horizon: int, field: str, method: str = "out
 
 
 def top_two(means: Numbers) -> tuple[int, int]:
-    """In how many settings, a forecast and an outlier metric each, OutEffHop is first or second; and of how many."""
+    """In how many settings OutEffHop is first or second, and their number. A setting is a forecast and a metric."""
     places = dict.fromkeys((data, horizon) for data, horizon, _ in means)
     ranks = [rank(means, *place, field) for place in places for field in ("kurtosis", "inf_norm")]
     known = [r for r in ranks if r is not None]
@@ -177,7 +177,7 @@ def _counts(means: Numbers) -> Table:
 
 
 def top_two_verdict(good: int, of: int) -> Verdict:
-    """Two of four ranks are the top two: half is what chance would give."""
+    """Chance would give half: two of four ranks are the top two."""
     claimed, settings = published.CLAIMED_TOP_TWO
     claim = f"OutEffHop is first or second by outliers in {claimed} of {settings} settings"
     if not of:

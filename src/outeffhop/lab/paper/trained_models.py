@@ -22,7 +22,7 @@ from outeffhop.quantization import Scheme, evaluate
 
 __all__ = ["CHIEF", "measured", "quantized"]
 
-# what the paper prints of a task, how it is named, and where better lies
+# the metric that the paper prints for a model: its field, its name, and whether low or high is better
 CHIEF = {
     "bert": ("perplexity", "perplexity", "low"),
     "opt": ("perplexity", "perplexity", "low"),
@@ -31,12 +31,12 @@ CHIEF = {
 }
 _BATCH = 32  # samples, for every measurement of a trained model
 _MEASURED, _WATCHED = 64, 16  # batches of the metric, and of the outliers
-_PICTURES = 320  # an accuracy is a count: it needs more of them than a mean of numbers
-_TOKENS = 128  # a sample of these; of longer ones fewer batches are enough
+_IMAGE_BATCHES = 320  # an accuracy is a count, which needs more samples than a mean
+_TOKENS = 128  # tokens of a sample; fewer batches are enough when samples are longer
 
 
 def measured(config: RunConfig, settings: Settings, split: str = "validation") -> Values:
-    """A finished run's model: outliers as the paper measures them, its metrics, its size."""
+    """Of a finished run's model: outliers as the paper measures them, metrics, size, and how it was trained."""
     model, prepared = _opened(config, settings)
     given = _some(prepared, split, _enough(config, settings))
     watched = _some(prepared, split, 1 if settings.quick else _WATCHED)
@@ -54,17 +54,18 @@ def measured(config: RunConfig, settings: Settings, split: str = "validation") -
         "batch": config.train.batch_size,
         "precision": config.train.precision,
         "data": _plain(config.data, settings),
-        "train_samples": len(prepared.train),  # a folder's name does not say how much of a corpus is in it
+        "train_samples": len(prepared.train),  # a folder's name does not say how large the corpus is
     }
 
 
 def quantized(
     config: RunConfig, settings: Settings, bits: str = "W8A8", *, fold: bool = False, split: str = "validation"
 ) -> dict[str, list[float]]:
-    """The metrics of a finished run's model in W8A8 (or other bits), everything quantized that the paper quantizes.
+    """The metrics of a finished run's model in W8A8 or other bits; what the paper quantizes is quantized.
 
-    Each is a list over calibration draws: 16 batches of training data and running ranges; OPT's are 4 batches and
-    the 99.999th percentile, as in the paper. With ``fold``, LayerNorms are folded into the next layers first.
+    Each metric is a list over calibration draws. As in the paper, a draw is 16 batches of training data with running
+    ranges; for OPT it is 4 batches with the 99.999th percentile. With ``fold``, LayerNorms are folded into the next
+    layers first.
     """
     model, prepared = _opened(config, settings)
     of_opt = config.model == "opt"
@@ -83,7 +84,7 @@ def quantized(
 
 
 def _plain(spec: str, settings: Settings) -> str:
-    """Data by its name, wherever it lies here."""
+    """The data's name, without the folder it is in here."""
     return spec if settings.data is None else spec.removeprefix(f"{settings.data}/")
 
 
@@ -94,21 +95,21 @@ def _opened(config: RunConfig, settings: Settings) -> tuple[Any, Prepared]:
 
 @lru_cache(maxsize=1)
 def _data(model: Any, spec: str, samples: DataConfig, seed: int) -> Prepared:
-    """Read once for all that is measured of a model: a corpus takes seconds, and is the same each time."""
+    """Read once for all measurements of a model: reading a corpus takes seconds."""
     return prepare_data(RunConfig(model=model, data=spec, samples=samples, train=TrainConfig(seed=seed)))
 
 
 def _enough(config: RunConfig, settings: Settings) -> int:
-    """Batches of the metric."""
+    """The number of batches that the metric is measured on."""
     if settings.quick:
         return 1
     if config.model == "vit":
-        return _PICTURES
+        return _IMAGE_BATCHES
     return _MEASURED * _TOKENS // max(config.samples.length or _TOKENS, _TOKENS)
 
 
 def _some(prepared: Prepared, split: str, limit: int) -> list[dict[str, Tensor]]:
-    """Batches of a split, evenly spread over it: neighbours in a series, or in a book, are alike."""
+    """Batches evenly spread over a split: neighbours in a series or in a book are alike."""
     samples: Any = getattr(prepared, split)
     count = min(len(samples), limit * _BATCH)
     chosen = [i * len(samples) // count for i in range(count)]

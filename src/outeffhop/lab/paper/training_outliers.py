@@ -22,7 +22,7 @@ Curves = dict[tuple[str, str], list[Values]]  # (model, method) → a curve of e
 
 
 def measure(cell: Cell, settings: Settings) -> Values:
-    """Of a run of Table 1, which is found where it is."""
+    """From the metrics of a run of Table 1."""
     config = run_config(settings, cell.values["model"], cell.values["method"], cell.values["seed"])
     return curve_of(finished(config, settings))
 
@@ -46,8 +46,8 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         Figure(
             "methods",
             "Maximum infinity norm over training (Figure 2)",
-            "Largest of all tensors the paper looks at. Left to right: plain, clipped, gated, as far as measured; with "
-            "softmax and with softmax1. A line for each seed.",
+            "The largest norm of the tensors the paper looks at. Left to right: plain, clipped and gated, as far as "
+            "measured, with softmax and with softmax1. One line per seed.",
         )
     ]
     for name, title, caption, draw in (
@@ -55,7 +55,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         (
             "components",
             "Within one layer (Figure 4)",
-            "The five largest tensors of the last layer but one.",
+            "The five largest tensors of the second-to-last layer.",
             _draw_components,
         ),
     ):
@@ -89,7 +89,7 @@ def _table(curves: Curves, models: list[str]) -> Table:
 def growth_verdict(name: str, curves: Curves, model: str) -> Verdict:
     """Over the second half of training, when outliers have had time to grow.
 
-    What is within 5 % is no difference, nor what is within the difference that seeds make.
+    Differences within 5 %, or within two standard errors over seeds, do not count.
     """
     claim = f"{name}: OutEffHop keeps the maximum infinity norm below vanilla's during training"
     old, new = ([_late(curve) for curve in curves.get((model, method), [])] for method in PAIRS[0])
@@ -148,7 +148,7 @@ def _draw_components(curves: Curves, models: list[str], folder: Path, name: str)
         largest = sorted(
             (t for t in _tensors(curves, model) if place_of(t)[1] == chosen),
             key=lambda t: -curves[model, _first(curves, model)][0]["tensors"][t][-1],
-        )[:5]  # more curves than these cannot be told apart
+        )[:5]  # more curves could not be told apart
         return lambda tensor: (place_of(tensor)[2] or "the layer's output") if tensor in largest else None
 
     _draw_groups(curves, models, folder, name, group)

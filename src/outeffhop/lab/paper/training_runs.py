@@ -28,13 +28,13 @@ __all__ = [
     "steps_said",
 ]
 
-# where the data lies: in the package, or in folders of Settings.data
+# where the data is: in the package, or in folders of Settings.data
 DATA: dict[str, dict[str, str]] = {
     "tiny": {"bert": "builtin:text", "opt": "builtin:text", "vit": "builtin:images", "stanhop": "builtin:series"},
     "small": {"bert": "prose", "opt": "prose", "vit": "cifar10", "stanhop": "ett/ETTh1.csv"},
     "paper": {"bert": "prose", "opt": "prose", "vit": "imagenet", "stanhop": "ett/ETTh1.csv"},
 }
-# what differs from the recipe, so that two cores can do all of Table 1 at tiny scale, and one GPU at small scale
+# how runs differ from the recipe, so that two cores can do all of Table 1 at tiny scale, and one GPU at small scale
 SHORT: dict[str, dict[str, dict[str, Any]]] = {
     "tiny": {
         "bert": dict(max_steps=500),
@@ -60,7 +60,7 @@ _QUICK = {  # one narrow layer
 
 
 def needs(settings: Settings, models: Iterable[str]) -> list[str]:
-    """The folders of data that these models are trained on."""
+    """The data folders that these models are trained on."""
     return folders_of(DATA[settings.scale][model] for model in models)
 
 
@@ -69,23 +69,23 @@ def folders_of(specs: Iterable[str]) -> list[str]:
 
 
 def steps_of(model: str, settings: Settings) -> int | None:
-    """None is the recipe's own number."""
+    """None: the recipe's number."""
     return _QUICK_STEPS if settings.quick else _short(model, settings).get("max_steps")
 
 
 def precision_of(model: str, settings: Settings) -> str:
-    """STanHop-Net's products are too small for bf16 to gain what its conversions cost."""
+    """bf16 on a GPU, except for STanHop-Net: its matrix products are too small to gain from it."""
     return "bf16" if settings.device.startswith("cuda") and model != "stanhop" else "fp32"
 
 
 def steps_said(steps: Collection[int]) -> str:
-    """How many steps several runs took."""
+    """The number of steps that several runs took, as text."""
     least, most = min(steps), max(steps)
-    return f"{least}" if least == most else f"{least} to {most}, as patience lasted"
+    return f"{least}" if least == most else f"{least} to {most}, ended by patience"
 
 
 def seeds_measured(seeds: Iterable[Sized]) -> int | str:
-    """How many seeds each of several has; of some there may be more than of others."""
+    """The number of seeds that were measured, or its range."""
     counts = {len(values) for values in seeds}
     return min(counts) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
 
@@ -107,12 +107,12 @@ def run_config(
     changes: Mapping[str, Any] | None = None,
     samples: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """A run in ``OUT/GROUP/runs``, with no field left open; one name is one run.
+    """The config of a run in ``OUT/GROUP/runs``, with every field filled in.
 
     Args:
-        group: the experiment whose folder it is kept in; one that asks for the same run finds it there.
-        data: a spec, or a path below ``settings.data``; by default the model's of this scale.
-        name: what else tells it apart.
+        group: the experiment whose folder keeps the run; other experiments that need the same run find it there.
+        data: a spec, or a path below ``settings.data``; by default the model's data at this scale.
+        name: added to the folder's name, to distinguish the run from others.
         train, changes, samples: fields of RunConfig's parts that differ from the recipe.
     """
     spec = data or DATA[settings.scale][model]
@@ -123,7 +123,7 @@ def run_config(
     options = {**_looks(options["max_steps"] or recipe.train.max_steps or 1, settings), **options}
     fields, cut = {**(changes or {})}, {**(samples or {})}
     if settings.scale == "tiny":
-        options["patience"] = 0  # too short to lose it
+        options["patience"] = 0  # too short to run out of it
     if settings.quick:
         fields = {**fields, **_QUICK[model]}
         cut = {**cut, **({"length": 32, "vocab_size": 300} if model in ("bert", "opt") else {})}
@@ -131,10 +131,10 @@ def run_config(
         options |= dict(eval_steps=2, log_steps=1, save_steps=2, outlier_steps=2)
     on_gpu = settings.device.startswith("cuda")
     options |= dict(seed=seed, device="cuda" if on_gpu else "cpu", precision=precision_of(model, settings))
-    # worth its time where a run is minutes long; those of STanHop-Net, which has the most layers, are shorter
+    # compiling pays off when a run takes minutes; those of STanHop-Net, which has the most layers, are shorter
     options["compile"] = on_gpu and not settings.quick and model != "stanhop"
     if on_gpu and model in ("bert", "vit"):
-        options["workers"] = 1  # masks and pictures take about as long as a step
+        options["workers"] = 1  # preparing masks and images takes about as long as a step
     config = resolve(
         RunConfig(
             model=model,  # type: ignore[arg-type]
@@ -154,20 +154,20 @@ def run_config(
 
 
 def _looks(steps: int, settings: Settings) -> dict[str, Any]:
-    """Twenty points for a curve, however long the run, and checkpoints to go on from after a kill."""
+    """Twenty points for a curve, for any number of steps, and checkpoints to resume from."""
     often = max(steps // 20, 1)
-    # a GPU is done with a small run before ten checkpoints of it would be written
+    # a GPU finishes a small run in the time that ten checkpoints take
     save = (10 if settings.scale == "small" else 2) * often
     looks = dict(eval_steps=often, outlier_steps=often, log_steps=max(often // 5, 1), save_steps=save, keep=1)
-    # enough for a curve; what is reported is measured at the end
+    # enough for a curve; the reported numbers are measured at the end
     return {**looks, "eval_batches": 16, "outlier_batches": 1 if settings.scale == "small" else 4}
 
 
 def finished(config: RunConfig, settings: Settings, quiet: bool = True) -> RunFolder:
-    """The run's folder, trained to the end: from its start, from where a kill left it, or long ago."""
+    """The folder of the finished run: trained now, resumed, or found as it is if it has finished before."""
     if settings.workers > 1 and not settings.device.startswith("cuda"):
         torch.set_num_threads(max((os.cpu_count() or 1) // settings.workers, 1))
     train(config, resume=True, quiet=quiet)
     folder = RunFolder(config.out)
-    shutil.rmtree(folder.checkpoints, ignore_errors=True)  # of no more use, and as large as three models
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)  # no longer needed, and as large as three models
     return folder

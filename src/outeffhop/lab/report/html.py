@@ -1,4 +1,4 @@
-"""A page of its own: one HTML file with its style and figures inside, light and dark, for a desk and for a phone."""
+"""Self-contained HTML pages, with style and figures inside, for light and dark mode, desktops and phones."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ figcaption { color: var(--soft); font-size: .85rem; margin-top: .3rem; max-width
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: a title and a remark as plain text, and a body that is HTML already.
+    """A part of a page: title and remark are plain text, the body is HTML.
 
-    ``name`` is what a link within the page leads to.
+    ``name`` is the target of links within the page.
     """
 
     title: str
@@ -99,7 +99,7 @@ class Section:
 
 
 def page(title: str, sections: Iterable[Section], head: str = "") -> str:
-    """A whole page; ``head`` is HTML that stands below the title."""
+    """A whole page; ``head`` is HTML below the title."""
     body = "\n".join(map(str, sections))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -110,7 +110,7 @@ def page(title: str, sections: Iterable[Section], head: str = "") -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Plain text in a table that scrolls by itself where the page is narrow."""
+    """Plain text in a table that scrolls sideways on a narrow page."""
     head = "".join(f"<th>{escape(c)}</th>" for c in columns)
     body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'

@@ -1,4 +1,4 @@
-"""The page of an outlier report: where outliers are, layer by component, and what heads attend to."""
+"""The page of an outlier report: where outliers are, by layer and component, and what heads attend to."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _KEPT = 20
 
 
 def outlier_page(report: OutlierReport, about: str = "") -> str:
-    """A report as one HTML file. ``about`` says what was measured on which data."""
+    """The report as one HTML file. ``about`` says what was measured, and on which data."""
     sections = [
         Section(
             "Worst tensors",
             table(*worst_tensors(report, _KEPT)),
-            "The largest inf norms, with the channels that carry most values farther than 6σ from their sample's mean.",
+            "The largest inf norms, and the channels with the most values beyond 6σ from their sample's mean.",
         ),
         *_tensor_maps(report),
         *_head_maps(report),
@@ -29,7 +29,7 @@ def outlier_page(report: OutlierReport, about: str = "") -> str:
 
 
 def worst_tensors(report: OutlierReport, k: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The worst tensors as text: columns, and rows."""
+    """The worst tensors as text: columns and rows."""
     columns = ("tensor", "inf norm", "max |x|", "kurtosis", "per token", "beyond 6σ", "channels")
     rows = [
         (
@@ -66,12 +66,12 @@ def _head(report: OutlierReport, about: str) -> str:
     warning = ""
     if report.non_finite:
         named = ", ".join(f"{name} ({count})" for name, count in report.non_finite.items())
-        warning = f'<p class="warning">Values that are not finite: {escape(named)}</p>'
+        warning = f'<p class="warning">Tensors with values that are not finite: {escape(named)}</p>'
     return f'<p>{escape(about)}</p>{warning}<dl class="facts">{boxes}</dl>'
 
 
 def _tensor_maps(report: OutlierReport) -> list[Section]:
-    """Inf norm and kurtosis, component by layer, for every stack of layers."""
+    """Inf norm and kurtosis by component and layer, for every stack of layers."""
     stacks: dict[str, list[TensorStats]] = {}
     for tensor in report.tensors:
         stack, layer, _ = tensor.place
@@ -106,10 +106,10 @@ def _head_maps(report: OutlierReport) -> list[Section]:
     if not report.attention:
         return []
     maps = (
-        ("Attention on the first token", "first_token", "The mean over queries. A head that parks here does nothing."),
+        ("Attention on the first token", "first_token", "The mean over queries. A head that puts its attention here does nothing."),
         ("Attention on special tokens", "special_tokens", f"Ids {', '.join(map(str, report.special_ids))}."),
-        ("No-op mass", "no_op", "1 − γ: attention to nothing, which softmax cannot have and Softmax₁ can."),
-        ("Largest probability", "max_probability", "Of each query, averaged."),
+        ("No-op mass", "no_op", "1 − γ: attention to nothing, possible with softmax1 but not with softmax."),
+        ("Largest probability", "max_probability", "The largest of each query, averaged over queries."),
     )
     return [
         Section(title, _head_map(report.attention, field), remark)
@@ -133,7 +133,7 @@ def _head_map(attention: tuple[HeadStats, ...], field: str) -> str:
 
 
 def _shortened(names: list[str]) -> list[str]:
-    """Names without the parts that all begin or all end with."""
+    """Names without the parts that they all start or end with."""
     split = [name.split(".") for name in names]
     while len(split) > 1 and all(len(s) > 1 and s[0] == split[0][0] for s in split):
         split = [s[1:] for s in split]
