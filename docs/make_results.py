@@ -21,8 +21,8 @@ PICTURES = DOCS / "pictures" / "results"
 INTRODUCTION = """# Results
 
 The paper's tables and figures, measured again. Each section states its scale, data, seeds and hardware. The paper's own
-numbers are in columns that begin with "paper". The best number of a column is bold, the second best underlined; an empty
-entry was not measured. Each claim has a verdict:
+numbers are in columns that begin with "paper". The best number of a column is bold, the second best underlined; an
+empty entry was not measured. Each claim has a verdict:
 
 - *confirmed* or *contradicted*: by these numbers, at the scale stated.
 - *not seen*: the difference is within chance (two standard errors, where there are several seeds), or smaller than
@@ -37,8 +37,8 @@ SCALES = {
 Models were trained in parallel on one GPU, as `tools/small_results.sh` does; experiments without training ran on the
 CPU cores that their sections name. The first set of OutEffHop's numbers was made with a kernel that could err on a
 busy GPU ([a busy GPU](reliability.md#a-busy-gpu)). Everything that had used it was measured again. The new numbers
-differ from the first by no more than seeds do (`results/small/tried.json`); those of STanHop-Net, trained in fp32, by at
-most 1e-8.""",
+differ from the first by no more than seeds do (`results/small/tried.json`); those of STanHop-Net, trained in fp32, by
+at most 1e-8.""",
     "small-all-prose": """# BERT and OPT on all of the text
 
 The runs above did not record how many of the books they were trained on; judging by their perplexity, not all. The runs
@@ -62,8 +62,8 @@ All models were trained in parallel on one GPU. At the speeds in `results/small/
 is calibrated on 16 batches with running ranges; for OPT on 4 batches with the 99.999th percentile, as in the paper.
 
 **BERT** and **OPT** show the paper's effect. BERT's norms grow after it has left the plateau of unigram frequencies, at
-about 2,000 steps. In runs of only 4,000 steps, with the learning rate decayed by then, they were 9.5 and 10.0; here they
-are 132 and 62. This is one run of each; with three seeds and more text the gap is smaller
+about 2,000 steps. In runs of only 4,000 steps, with the learning rate decayed by then, they were 9.5 and 10.0; here
+they are 132 and 62. This is one run of each; with three seeds and more text the gap is smaller
 ([below](#bert-and-opt-on-all-of-the-text)). With gates they are 9 to 11, at 4 to 8 % more perplexity than
 vanilla. Clipped BERT starts without attention: with 128 tokens and the paper's γ = −0.025, every weight below 3.1/128
 becomes 0. In a new model of this size all weights are near 1/128, so every head returns 0, and queries, keys and values
@@ -80,16 +80,16 @@ seeds do: +1 % here, and −5 % with the runs of seeds 1 and 2 from the day befo
 
 **STanHop-Net** has norms of 4 to 5. Only Table 2's two longest horizons have 14 to 29, with dense layers as much as
 with OutEffHop's. With three times the learning rate, 800 steps and no early stopping (two CPU cores), the norms were
-6.2, and 6.4 with OutEffHop. Trained again on another day, its numbers agreed exactly or to 1e-8, and on two CPU cores to
-2e-7. (The exception is W8A8: one number that rounds the other way changes the MSE by up to 0.0001.)
+6.2, and 6.4 with OutEffHop. Trained again on another day, its numbers agreed exactly or to 1e-8, and on two CPU cores
+to 2e-7. (The exception is W8A8: one number that rounds the other way changes the MSE by up to 0.0001.)
 
 These two models keep the average at −22 %, short of the paper's −26 %; BERT and OPT alone give −44 %.
 
 Not everything was measured at the same time. For OPT the rows of vanilla, clipped, clipped OutEffHop and gated, and for
-ViT vanilla's first seed and gated, are from earlier runs on such a machine; their final measurements used TF32 in matrix
-products (an error of 0.0005 to 0.004 of an output's largest number). Two runs of one seed differ on a GPU: vanilla
-OPT's first seed had a norm of 15.9 here and of 20.5 in "Beyond the paper", and clipped ViT's was 58 on one day and 54
-on the next. `results/small/tried.json` has the numbers quoted here for other settings and other days.
+ViT vanilla's first seed and gated, are from earlier runs on such a machine; their final measurements used TF32 in
+matrix products (an error of 0.0005 to 0.004 of an output's largest number). Two runs of one seed differ on a GPU:
+vanilla OPT's first seed had a norm of 15.9 here and of 20.5 in "Beyond the paper", and clipped ViT's was 58 on one day
+and 54 on the next. `results/small/tried.json` has the numbers quoted here for other settings and other days.
 """,
     ("small-all-prose", "table1"): """
 With more text (OPT's perplexity is 51 to 52 instead of 56 to 57), outliers are larger and seeds differ more. OPT's gain

@@ -106,7 +106,11 @@ def _head_maps(report: OutlierReport) -> list[Section]:
     if not report.attention:
         return []
     maps = (
-        ("Attention on the first token", "first_token", "The mean over queries. A head that puts its attention here does nothing."),
+        (
+            "Attention on the first token",
+            "first_token",
+            "The mean over queries. A head that puts its attention here does nothing.",
+        ),
         ("Attention on special tokens", "special_tokens", f"Ids {', '.join(map(str, report.special_ids))}."),
         ("No-op mass", "no_op", "1 − γ: attention to nothing, possible with softmax1 but not with softmax."),
         ("Largest probability", "max_probability", "The largest of each query, averaged over queries."),
