@@ -137,6 +137,5 @@ def test_cells_of_an_experiment_have_no_age(backwards, tmp_path):
     lines = []
     for _ in range(2):
         assert run(experiment, Settings(out=tmp_path), lines.append).conditions["two"] == {"square": 4}
-        for path in (tmp_path / "squares" / "cells").iterdir():
-            os.utime(path, (4e9, 4e9))
-    assert lines == ["squares: two (1 of 1)", "squares: 1 of 1 cells are there already"]
+        os.utime(tmp_path / "squares.json", (4e9, 4e9))
+    assert lines == ["squares: two (1 of 1)", "squares: 1 of 1 cells were measured earlier"]

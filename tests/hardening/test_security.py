@@ -17,6 +17,7 @@ from outeffhop.cli.main import main
 from outeffhop.lab.data import load_bags, prepare
 from outeffhop.lab.data.tokenizer import load_tokenizer
 from outeffhop.lab.paper import Cell, Figure, Result, Table, Verdict, drawing
+from outeffhop.lab.paper.result_file import ResultFile
 from outeffhop.lab.report import outlier_page, write_report
 from outeffhop.lab.training import RunConfig, RunFolder, TrainConfig, resume, train
 from outeffhop.lab.training.config import from_yaml
@@ -286,9 +287,9 @@ def test_a_hub_name_reads_no_file_of_this_machine(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/b", "..", ".hidden", "", "a\0b", "a\nb", "-x"])
 def test_names_of_files_are_names_alone(name):
-    with pytest.raises(ValueError, match=r"letters, digits, dots, dashes and underscores are needed"):
+    with pytest.raises(ValueError, match=r"letters, digits, dots, dashes and underscores"):
         Cell(name)
-    with pytest.raises(ValueError, match=r"letters, digits, dots, dashes and underscores are needed"):
+    with pytest.raises(ValueError, match=r"letters, digits, dots, dashes and underscores"):
         Figure(name, "title", "caption")
     assert Cell("vanilla-n4.5_a-seed0").key
 
@@ -296,11 +297,11 @@ def test_names_of_files_are_names_alone(name):
 def test_a_result_cannot_show_a_picture_of_another_folder(tmp_path):
     figure, _ = drawing.new()
     drawing.save(figure, tmp_path, "secret")
-    (tmp_path / "results" / "table1").mkdir(parents=True)
-    result = json.loads(Result("table1", "Table 1", "about").to_json())
-    result["figures"] = [{"name": "../../secret", "title": "t", "caption": "c"}]
-    (tmp_path / "results" / "table1" / "result.json").write_text(json.dumps(result))
-    with pytest.raises(ValueError, match=r"result\.json: not a valid Result: name='\.\./\.\./secret'"):
+    (tmp_path / "results").mkdir()
+    kept = json.loads(ResultFile("tiny", result=Result("table1", "Table 1", "about")).to_json())
+    kept["result"]["figures"] = [{"name": "../../secret", "title": "t", "caption": "c"}]
+    (tmp_path / "results" / "table1.json").write_text(json.dumps(kept))
+    with pytest.raises(ValueError, match=r"table1\.json.*name='\.\./\.\./secret'"):
         write_report(tmp_path / "results")
 
 
@@ -408,7 +409,7 @@ def experiments_of(word, folder):
             [Verdict(word, "not seen", word), Verdict(word, "confirmed", word)],
             {"scale": word, f"k{word}": word},
         )
-        (folder / name / "result.json").write_text(result.to_json())
+        (folder / f"{name}.json").write_text(ResultFile("tiny", result=result).to_json())
     return write_report(folder).read_text()
 
 

@@ -10,7 +10,7 @@ from outeffhop.cli.checkpoint_data import opened, without_labels
 from outeffhop.cli.console import print_json, print_table, progress
 from outeffhop.cli.options import Outliers
 from outeffhop.lab.data import batches
-from outeffhop.lab.report.outlier_page import number, outlier_page, worst_tensors
+from outeffhop.lab.report.outliers_page import number, outlier_page, worst_tensors
 from outeffhop.outliers import OutlierReport, measure
 
 __all__ = ["run"]

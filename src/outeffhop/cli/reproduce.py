@@ -38,7 +38,7 @@ def run(options: Reproduce) -> None:
         results.append(result)
         if not options.json:
             show(result)
-            print(f"written to {settings.out / experiment.name} and {page}\n")
+            print(f"written to {settings.out / experiment.name}.json and {page}\n")
     if options.json:
         print_json([json.loads(result.to_json()) for result in results])
 
