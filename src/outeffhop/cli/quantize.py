@@ -15,7 +15,7 @@ from outeffhop.lab.training import RunFolder
 from outeffhop.lab.training.card import write_card
 from outeffhop.quantization import Folding, QuantizationReport, Scheme, evaluate, fold_layernorm
 from outeffhop.quantization.int8 import export_int8
-from outeffhop.quantization.int8_export import require
+from outeffhop.quantization.int8_process import check_installed
 from outeffhop.quantization.int8_report import Int8Report, measure_int8
 
 __all__ = ["run", "show", "show_int8"]
@@ -96,7 +96,7 @@ def _check_int8(out: Path | None, scheme: Scheme) -> None:
     if (out / _INT8).exists():
         raise ValueError(f"{str(out / _INT8)!r} exists and is not overwritten: remove it or give another out")
     try:
-        require()
+        check_installed("openvino", "nncf")
     except ImportError as error:
         raise ValueError(str(error)) from error
 

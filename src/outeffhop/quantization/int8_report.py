@@ -13,15 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from outeffhop._io import from_json_value, parse_json, to_plain, write_whole
 from outeffhop.metrics import Batch, Metric, evaluating, metric_for
 from outeffhop.quantization.int8 import Int8Model
-from outeffhop.quantization.int8_export import inputs_of, output_of, require
+from outeffhop.quantization.int8_export import inputs_of, output_of
 from outeffhop.quantization.int8_graph import Operation
-from outeffhop.quantization.signal_stack import kept_signal_stack
 
 __all__ = ["Int8Report", "measure_int8", "RUNS"]
 
@@ -147,23 +145,20 @@ def measure_int8(
             }
             sqnr = {run: _sqnr(model, exported, run.split()[1], evaluated) for run in RUNS[1:]}
             first = evaluated[0]
-            calls: dict[str, Callable[[], Tensor]] = {
-                "torch fp32": lambda: output_of(model, first),
-                "openvino fp32": lambda: exported.run(first, "fp32"),
-                "openvino int8": lambda: exported.run(first, "int8"),
+            timers: dict[str, Callable[[], float]] = {
+                "torch fp32": lambda: _seconds(model, first),
+                "openvino fp32": lambda: exported.seconds(first, "fp32"),
+                "openvino int8": lambda: exported.seconds(first, "int8"),
             }
-            latency = _latency(calls, rounds)
+            latency = _latency(timers, rounds)
     finally:
         torch.set_num_threads(threads)
-    openvino, _ = require()
-    with kept_signal_stack():
-        cpu = openvino.Core().get_property("CPU", "FULL_DEVICE_NAME")
     return Int8Report(
         model=about["model"],
         method=about["method"],
         placement=about["placement"],
         calibration_batches=about["calibration_batches"],
-        cpu=cpu,
+        cpu=exported.cpu(),
         threads=exported.threads,
         versions=about["versions"],
         metric=metrics,
@@ -187,14 +182,18 @@ def _sqnr(model: PreTrainedModel, exported: Int8Model, precision: str, batches: 
     return math.inf if noise == 0.0 else 10.0 * math.log10(signal / noise)
 
 
-def _latency(calls: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, float]:
-    """Medians in ms of calls that take turns, so that what disturbs the machine disturbs all of them."""
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
+def _seconds(model: PreTrainedModel, batch: Batch) -> float:
+    start = time.perf_counter()
+    output_of(model, batch)
+    return time.perf_counter() - start
+
+
+def _latency(timers: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Medians in ms of runs that take turns, so that whatever disturbs the machine disturbs all of them."""
+    samples: dict[str, list[float]] = {name: [] for name in timers}
+    for timer in timers.values():
+        timer()
     for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            samples[name].append((time.perf_counter() - start) * 1e3)
+        for name, timer in timers.items():
+            samples[name].append(timer() * 1e3)
     return {name: statistics.median(values) for name, values in samples.items()}
