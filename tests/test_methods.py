@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outeffhop.functional import clipped_softmax, entmax, softmax_n
-from outeffhop.methods import METHODS, Clipped, Entmax, Entry, GateSpec, Method, SoftmaxN, methods
+from outeffhop.methods import METHODS, Clipped, Entmax, Entry, GateSpec, Method, SoftmaxN
 
 SIX = ["vanilla", "outeffhop", "clipped", "clipped-outeffhop", "gated", "gated-outeffhop"]
 WRITTEN = [
@@ -47,8 +47,7 @@ def test_spelling_is_forgiving():
 
 
 def test_the_papers_six_come_first():
-    assert methods()[:6] == SIX
-    assert set(methods()) == set(METHODS)
+    assert list(METHODS)[:6] == SIX
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,12 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from outeffhop._naming import did_you_mean, known
-from outeffhop.functional import below_sink, clipped_softmax, entmax, softmax_n
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "Method",
@@ -30,7 +29,6 @@ __all__ = [
     "GateSpec",
     "Entry",
     "METHODS",
-    "methods",
 ]
 
 Learned = Literal["learned"]
@@ -88,6 +86,8 @@ class SoftmaxN(Normalizer):
         return self.sink
 
     def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
+        from outeffhop.functional import below_sink, softmax_n
+
         if learned is None:
             return softmax_n(scores, self.n)
         x, n, _ = below_sink(scores, learned.to(scores.dtype)[:, None, None])
@@ -116,6 +116,8 @@ class Clipped(Normalizer):
             raise ValueError(f"n={self.n}: the number of no-op patterns is finite and not negative")
 
     def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
+        from outeffhop.functional import clipped_softmax
+
         gamma = self.gamma if self.gamma is not None else -self.alpha / max(scores.shape[-1], 1)  # type: ignore[operator]
         return clipped_softmax(scores, gamma, self.zeta, self.n)
 
@@ -139,6 +141,8 @@ class Entmax(Normalizer):
         return 1.5 if self.alpha == "learned" else float(self.alpha)
 
     def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
+        from outeffhop.functional import entmax
+
         return entmax(scores, self.start if learned is None else learned)
 
 
@@ -153,6 +157,8 @@ class Polynomial(Normalizer):
             raise ValueError(f"order={self.order}: an even order, at least 2, is needed")
 
     def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
+        import torch
+
         x = torch.where(torch.isneginf(scores), 0.0, scores)
         # the weights do not depend on the scale of a row, so the largest is brought to 1
         top = x.detach().abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_ones(())
@@ -334,11 +340,6 @@ METHODS: dict[str, Entry] = {
         ),
     )
 }
-
-
-def methods() -> list[str]:
-    """The names of all methods: the paper's six, then the Hopfield baselines."""
-    return list(METHODS)
 
 
 def _fields(part: Any) -> dict[str, Any]:

@@ -218,7 +218,7 @@ def test_an_interrupted_run_says_how_to_go_on(capsys):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunTrainer, "training_step", interrupted)
         assert train("--out", "a", "--train.max-steps", "5", "--train.log-steps", "1") == 130
-    assert capsys.readouterr().err == "outeffhop: interrupted; go on with: outeffhop resume a\n"
+    assert capsys.readouterr().err == "outeffhop: interrupted; to continue: outeffhop resume a\n"
     assert RunFolder("a").last_checkpoint().name == "checkpoint-3"
     os.makedirs("a/checkpoints/checkpoint-4")  # as a disk might have torn it
     assert main(["resume", "a", "--json"]) == 0

@@ -32,7 +32,7 @@ def outliers(checkpoint, out):
 
 
 def quantize(checkpoint, out):
-    return ["command", "quantize", checkpoint, *QUICK, "--out", out, "--seeds", 1, "--limit", 1]
+    return ["command", "quantize", checkpoint, *QUICK, "--out", out, "--seeds", 1, "--batches", 1]
 
 
 def reproduce(out):

@@ -27,7 +27,7 @@ def checkpoint(tmp_path_factory):
 
 
 def quantize(checkpoint, out):
-    cut = ["--seeds", 1, "--limit", 1, "--calibration-batches", 1, "--batch-size", 4]
+    cut = ["--seeds", 1, "--batches", 1, "--calibration-batches", 1, "--batch-size", 4]
     return ["command", "quantize", checkpoint, "--data", "builtin:series", "--device", "cpu", "--out", out, *cut]
 
 

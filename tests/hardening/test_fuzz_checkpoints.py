@@ -252,7 +252,7 @@ def test_a_run_with_a_damaged_checkpoint_is_evaluated_or_refused(run, data):
     content = (place / name).read_bytes()
     (place / name).write_bytes(data.draw(bytes_like(content), label="damaged"))
     try:
-        code, out, err = command("evaluate", run.path, "--limit", 1, "--batch-size", 4)
+        code, out, err = command("evaluate", run.path, "--batches", 1, "--batch-size", 4)
     finally:
         (place / name).write_bytes(content)
     assert code == 0  # by the checkpoint before
@@ -269,7 +269,7 @@ def test_a_damaged_model_by_the_command_line(run, tmp_path_factory, name, data):
     shutil.copytree(run.checkpoints / "checkpoint-1", place)
     content = (place / name).read_bytes()
     (place / name).write_bytes(data.draw(bytes_like(content[:3000]) | bytes_like(content), label="damaged"))
-    code, _, err = command("evaluate", place, "--data", "builtin:series", "--limit", 1, "--batch-size", 4)
+    code, _, err = command("evaluate", place, "--data", "builtin:series", "--batches", 1, "--batch-size", 4)
     if code:
         one_line(err, str(place), "builtin:series")
 

@@ -10,7 +10,7 @@ from fuzzing import bytes_like, cases, outcome, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outeffhop import HopfieldMemory, NoOp
+from outeffhop.memory import HopfieldMemory, NoOp
 
 MODELS = [
     "dense",

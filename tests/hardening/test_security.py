@@ -231,7 +231,7 @@ def test_code_of_a_checkpoint_is_refused(command, own_code, tmp_path, capsys, mo
 
 
 def test_code_of_a_checkpoint_runs_where_it_is_asked_for(own_code, tmp_path, capsys):
-    cut = ["--batch-size", "2", "--limit", "1", "--length", "16", "--device", "cpu", "--json"]
+    cut = ["--batch-size", "2", "--batches", "1", "--length", "16", "--device", "cpu", "--json"]
     assert main(["evaluate", str(own_code), "--data", "builtin:text", "--trust-remote-code", *cut]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == "OwnForMaskedLM"
     assert (tmp_path / "ran").exists()

@@ -55,7 +55,7 @@ def gradients(model, logits):
 
 
 def test_every_method_is_registered_with_its_masks():
-    for name in outeffhop.methods():
+    for name in outeffhop.methods.METHODS:
         assert name in AttentionInterface().valid_keys()
         assert name in AttentionMaskInterface().valid_keys()
         assert not any(word in name for word in ("sdpa", "flex_attention", "flash", "/"))

@@ -27,7 +27,7 @@ for command in (
         *("train", "--model", "opt", "--data", "builtin:text", "--out", "run", "--samples.length", "32"),
         *("--train.max-steps", "2", "--train.eval-batches", "1", "--samples.cache-dir", "tokens"),
     ],
-    ["quantize", "run", "--out", "run", "--limit", "1", "--calibration-batches", "1", "--seeds", "1"],
+    ["quantize", "run", "--out", "run", "--batches", "1", "--calibration-batches", "1", "--seeds", "1"],
 ):
     assert main(command) == 0, command
 assert "Simulated `W8A8 paper`" in Path("run/model/README.md").read_text()

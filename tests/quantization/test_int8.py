@@ -415,7 +415,7 @@ def test_the_command_exports_no_other_bits(tmp_path, capsys):
 @pytest.mark.slow
 def test_the_command(tmp_path, capsys):
     presets.build("vit", "tiny", "outeffhop").save_pretrained(tmp_path / "model")
-    call = ["quantize", str(tmp_path / "model"), "--data", "builtin:images", "--seeds", "1", "--limit", "2", "--int8"]
+    call = ["quantize", str(tmp_path / "model"), "--data", "builtin:images", "--seeds", "1", "--batches", "2", "--int8"]
     assert main(call) == 2
     assert "--out" in capsys.readouterr().err
     assert main([*call, "--out", str(tmp_path / "out")]) == 0

@@ -16,7 +16,7 @@ from outeffhop.lab.training.card import CARD, model_card, write_card
 from outeffhop.models.checkpoint import load_checkpoint
 from outeffhop.quantization import QuantizationReport
 
-QUICK = ("--batch-size", "4", "--calibration-batches", "1", "--limit", "1", "--seeds", "2", "--device", "cpu")
+QUICK = ("--batch-size", "4", "--calibration-batches", "1", "--batches", "1", "--seeds", "2", "--device", "cpu")
 
 
 @pytest.fixture
