@@ -15,7 +15,7 @@ from torch import nn
 
 from outeffhop.cli.main import main
 from outeffhop.models import presets
-from outeffhop.quantization import fold_layernorm, int8, int8_worker
+from outeffhop.quantization import fold_layernorm, int8
 from outeffhop.quantization.int8 import Int8Model, export_int8
 from outeffhop.quantization.int8_export import output_of
 from outeffhop.quantization.int8_process import Worker
@@ -29,7 +29,7 @@ SMALL = {
     "vit": dict(num_hidden_layers=1, hidden_size=32, intermediate_size=64, initializer_range=0.2),
     "stanhop": dict(e_layers=1, d_model=16, d_ff=32, in_len=24, out_len=12),
 }
-QUICK = [("opt", "clipped-outeffhop"), ("vit", "gated"), ("stanhop", "outeffhop")]
+QUICK = [("opt", "clipped-outeffhop"), ("vit", "gated")]
 REST = [(name, method) for name in SMALL for method in SIX if (name, method) not in QUICK]
 
 installed = pytest.mark.skipif(
@@ -282,19 +282,19 @@ time.sleep(600)
 
 
 WITHOUT_TORCH = """
-import runpy, sys
+import sys
 import numpy as np
 from pathlib import Path
-run = runpy.run_path(sys.argv[1])["run"]
+from outeffhop.quantization.int8_worker import run
 ids = np.ones((2, 5), np.int64)
-out = run(Path(sys.argv[2]), "int8", 1, {"input_ids": ids, "attention_mask": ids})
-print(out.shape, [name for name in ("torch", "nncf", "outeffhop") if name in sys.modules])
+out = run(Path(sys.argv[1]), "int8", 1, {"input_ids": ids, "attention_mask": ids})
+print(out.shape, [name for name in ("torch", "transformers", "nncf") if name in sys.modules])
 """
 
 
 @installed
 def test_running_an_export_takes_openvino_alone(bert):
-    call = [sys.executable, "-c", WITHOUT_TORCH, int8_worker.__file__, str(bert[1].path)]
+    call = [sys.executable, "-c", WITHOUT_TORCH, str(bert[1].path)]
     ended = subprocess.run(call, capture_output=True, text=True, check=False)
     assert ended.stdout == "(2, 5, 99) []\n", ended.stderr
 
@@ -315,6 +315,7 @@ def test_a_closed_or_dead_process_is_started_again(bert):
 
 
 @installed
+@pytest.mark.slow
 def test_smooth_quant_helps_planted_outliers_when_asked(tmp_path):
     model, batch = built("opt", "outeffhop"), batch_of("opt")
     with torch.no_grad():

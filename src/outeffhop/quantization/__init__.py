@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import lazy_loader
 
 if TYPE_CHECKING:
     from outeffhop.quantization.evaluation import evaluate
@@ -31,27 +32,16 @@ __all__ = [
     "Int8Report",
 ]
 
-_HOMES = {
-    "evaluation": ("evaluate",),
-    "fold": ("fold_layernorm",),
-    "int8": ("Int8Model", "export_int8"),
-    "int8_report": ("Int8Report", "measure_int8"),
-    "placement_map": ("quantization_map",),
-    "quantization_report": ("QuantizationReport",),
-    "schemes": ("SCHEMES", "Scheme"),
-    "simulation": ("Calibration", "freeze", "simulate"),
-}
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """Imports a name when it is first used: torch and transformers take seconds."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "evaluation": ["evaluate"],
+        "fold": ["fold_layernorm"],
+        "int8": ["Int8Model", "export_int8"],
+        "int8_report": ["Int8Report", "measure_int8"],
+        "placement_map": ["quantization_map"],
+        "quantization_report": ["QuantizationReport"],
+        "schemes": ["SCHEMES", "Scheme"],
+        "simulation": ["Calibration", "freeze", "simulate"],
+    },
+)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from outeffhop.models.inspection import ModulePath
 from outeffhop.quantization.operations import MOVES
 
-__all__ = ["Uses", "uses"]
+__all__ = ["Uses", "uses", "tensors_in"]
 
 _MARK = "_outeffhop_made_by"
 
@@ -60,10 +58,18 @@ def uses(model: nn.Module, run: Callable[[], Any], makers: Collection[str], take
         finally:
             for handle in handles:
                 handle.remove()
-    leaves = tree_leaves(out.to_tuple() if hasattr(out, "to_tuple") else out)
-    for maker in filter(None, map(_maker, leaves)):
+    for maker in filter(None, map(_maker, tensors_in(out))):
         found.elsewhere.setdefault(maker, "out of the model")
     return found
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and mappings, model outputs among them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(part)
 
 
 def _maker(x: Any) -> str | None:
@@ -81,8 +87,7 @@ class _Tracer(TorchFunctionMode):
         if not isinstance(out, Tensor):
             self.found.elsewhere.setdefault(name, f"into a {type(out).__name__}")
             return None
-        with torch._C.DisableTorchFunction():
-            marked = out.view_as(out)  # another maker may have handed its input on
+        marked = out.view_as(out)  # another maker may have handed its input on
         setattr(marked, _MARK, name)
         return marked
 
@@ -104,8 +109,8 @@ class _Tracer(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         if self.inside:
             return out
-        makers = set(filter(None, map(_maker, tree_leaves((args, kwargs)))))
-        tensors = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        makers = set(filter(None, map(_maker, tensors_in((args, kwargs)))))
+        tensors = list(tensors_in(out))
         if not makers or not tensors:  # nobody's, or a mere question of its shape
             return out
         first: Any = args[0] if args else None

@@ -18,16 +18,9 @@ from outeffhop.quantization.quantization_report import QuantizationReport, Tenso
 from outeffhop.quantization.schemes import Scheme
 from outeffhop.quantization.simulation import Calibration, freeze, measuring, simulate, simulation_of
 
-__all__ = ["evaluate", "calibrated"]
+__all__ = ["evaluate"]
 
-
-def calibrated(model: nn.Module, batches: Iterable[Batch], scheme: str | Scheme = "W8A8", **options: Any) -> nn.Module:
-    """``simulate``, ``Calibration`` and ``freeze`` in one call; options as of ``simulate``."""
-    quantized = simulate(model, scheme=scheme, **options)
-    with Calibration(quantized), torch.no_grad():
-        for batch in batches:
-            quantized(**to_device(batch, quantized))
-    return freeze(quantized)
+_WORST = 20  # how many of the worst-rounded tensors are reported
 
 
 def evaluate(
@@ -39,9 +32,7 @@ def evaluate(
     seeds: int | Sequence[int] = 3,
     *,
     calibration_batches: int = 16,
-    exclude: Sequence[str] = (),
     fold: bool = False,
-    worst: int = 20,
     progress: Callable[[str], None] | None = None,
 ) -> QuantizationReport:
     """What quantization costs a model.
@@ -54,9 +45,7 @@ def evaluate(
         metric: a task's name, or a function of a model and batches; by default the model's task's.
         scheme: "W8A8", "W4A8 per-token", "smoothquant", … or a ``Scheme``.
         seeds: how many (0, 1, …), or which.
-        exclude: as of ``simulate``.
         fold: ``fold_layernorm`` comes first, by the first batch of the evaluation.
-        worst: how many of the worst-rounded tensors are reported.
         progress: is told what begins.
     """
     chosen = Scheme.parse(scheme)
@@ -83,7 +72,7 @@ def evaluate(
         for i, seed in enumerate(drawn):
             tell(f"calibration {i + 1} of {len(drawn)}")
             batches = calibration(seed) if callable(calibration) else _draw(calibration, calibration_batches, seed)
-            simulated = calibrated(rounded, batches, chosen, exclude=exclude)
+            simulated = _calibrated(rounded, batches, chosen)
             tell(f"{chosen}, {i + 1} of {len(drawn)}")
             try:
                 for name, value in measure(simulated, evaluated).items():
@@ -92,7 +81,7 @@ def evaluate(
                 simulation_of(simulated).rest()
             if i == 0:
                 count = len(batches)
-                blamed = _worst(rounded, simulated, evaluated[0], worst)
+                blamed = _worst(rounded, simulated, evaluated[0])
                 floating = quantization_map(simulated).floating
     return QuantizationReport(
         model=type(model).__name__,
@@ -111,6 +100,14 @@ def evaluate(
     )
 
 
+def _calibrated(model: nn.Module, batches: Iterable[Batch], scheme: Scheme) -> nn.Module:
+    quantized = simulate(model, scheme)
+    with Calibration(quantized), torch.no_grad():
+        for batch in batches:
+            quantized(**to_device(batch, quantized))
+    return freeze(quantized)
+
+
 def _method(model: nn.Module) -> str:
     config: Any = getattr(model, "config", None)
     if isinstance(config, StanhopConfig):
@@ -124,7 +121,7 @@ def _draw(batches: Sequence[Batch], count: int, seed: int) -> list[Batch]:
 
 
 @torch.no_grad()
-def _worst(model: nn.Module, quantized: nn.Module, batch: Batch, count: int) -> tuple[TensorError, ...]:
+def _worst(model: nn.Module, quantized: nn.Module, batch: Batch) -> tuple[TensorError, ...]:
     """The tensors that rounding hurts most: activations on one batch, and weights."""
     points = simulation_of(quantized).points
     with measuring(quantized) as found:
@@ -134,7 +131,7 @@ def _worst(model: nn.Module, quantized: nn.Module, batch: Batch, count: int) -> 
         found[name] = Power().add(model.get_parameter(place), quantized.get_parameter(place))
     ranked = sorted(found.items(), key=lambda item: item[1].typical_db)
     rows = []
-    for name, power in ranked[:count]:
+    for name, power in ranked[:_WORST]:
         grid = points[name].grid
         low, high = (None, None) if grid is None else grid.range
         rows.append(

@@ -17,13 +17,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from transformers.pytorch_utils import Conv1D
 
 from outeffhop.metrics import Batch, to_device
 from outeffhop.nn import Gate
 from outeffhop.nn.qk_norm import HeadRMSNorm
-from outeffhop.quantization.consumers import Uses, uses
+from outeffhop.quantization.consumers import Uses, tensors_in, uses
 from outeffhop.quantization.placement import kind_of
 
 __all__ = ["Folding", "fold_layernorm"]
@@ -191,8 +190,7 @@ def _tensor(module: nn.Module, name: str) -> Tensor | None:
 
 
 def _outputs(out: Any) -> list[Tensor]:
-    leaves = tree_leaves(out.to_tuple() if hasattr(out, "to_tuple") else out)
-    return [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+    return [x for x in tensors_in(out) if x.is_floating_point()]
 
 
 def _difference(before: list[Tensor], after: list[Tensor]) -> float:

@@ -14,13 +14,9 @@ import sys
 import threading
 import weakref
 from importlib.util import find_spec
-from pathlib import Path
 from typing import IO, Any
 
 __all__ = ["Worker", "check_installed"]
-
-# by its path and not with -m: importing the package would take it seconds
-_SCRIPT = Path(__file__).with_name("int8_worker.py")
 
 
 def check_installed(*packages: str) -> None:
@@ -36,7 +32,7 @@ class Worker:
     def __init__(self) -> None:
         # a process group of its own: Ctrl-C goes to this process, which then closes the other
         self.process = subprocess.Popen(
-            [sys.executable, "-P", str(_SCRIPT)],
+            [sys.executable, "-P", "-m", "outeffhop.quantization.int8_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

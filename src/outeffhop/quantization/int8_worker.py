@@ -1,10 +1,11 @@
-"""The script that runs OpenVINO and NNCF in a process of its own, so that the user's process imports neither.
+"""The process that runs OpenVINO and NNCF, so that the user's process imports neither.
 
-It reads pickled requests from standard input and writes pickled answers to standard output; ``int8_process.Worker`` is
-the other end. It ends when standard input does, so it never outlives the process that started it.
+``python -m outeffhop.quantization.int8_worker`` reads pickled requests from standard input and writes pickled answers
+to standard output; ``int8_process.Worker`` is the other end. It ends when standard input does, so it never outlives
+the process that started it.
 
-It starts fast because it imports nothing of outeffhop. Only an export needs torch and NNCF; running a model takes
-OpenVINO alone.
+It starts fast because it imports nothing heavy. Only an export needs torch and NNCF; running a model takes OpenVINO
+alone.
 """
 
 # mypy: disable-error-code="import-untyped"

@@ -11,9 +11,8 @@ from torch import Tensor
 from outeffhop.quantization.observers import Observer
 from outeffhop.quantization.quantizers import Grid, Uniform
 from outeffhop.quantization.schemes import Scheme
-from outeffhop.quantization.smooth import smoothing
 
-__all__ = ["Point", "Power"]
+__all__ = ["Point", "Power", "smoothing"]
 
 
 @dataclass
@@ -70,6 +69,28 @@ def _median_db(signal: Tensor, noise: Tensor) -> float:
         return math.inf
     ratio = float((signal[alive] / noise[alive]).median())
     return 10.0 * math.log10(ratio) if 0.0 < ratio < math.inf else math.inf
+
+
+def smoothing(largest_input: Tensor, weight: Tensor, alpha: float = 0.5) -> Tensor:
+    """SmoothQuant's factors s, which move what makes a Linear's input hard to quantize into its weight.
+
+    x Wᵀ = (x / s)(W · s)ᵀ for any s > 0, one number per input channel. s_j = max|x_j|^α / max|W_j|^(1−α) leaves both
+    sides about equally hard. The quantizer of the input divides by s, so no other module changes, and this also works
+    for post-LayerNorm models, whose LayerNorms feed a residual as well.
+
+    Args:
+        largest_input: max |x_j| of each input channel, [in].
+        weight: [out, in].
+        alpha: 0 equalizes the channels of the weight, 1 those of the input.
+
+    Returns:
+        [in], 1 for a channel without input or without weight.
+    """
+    largest_weight = weight.float().abs().amax(0)
+    inputs = largest_input.float().to(weight.device)
+    alive = (inputs > 0) & (largest_weight > 0)
+    factors = inputs.pow(alpha) / largest_weight.pow(1.0 - alpha)
+    return torch.where(alive, factors, torch.ones_like(factors)).clamp(1e-5, 1e5)
 
 
 class Point:

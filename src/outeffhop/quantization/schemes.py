@@ -86,13 +86,11 @@ class Scheme:
                 f"scheme={text!r} is unknown{near} Bits such as W8A8 and one of these are needed: {', '.join(SCHEMES)}"
             )
         weights, activations = map(int, _BITS.fullmatch(bits[0]).groups())  # type: ignore[union-attr]
-        return SCHEMES[name].with_bits(weights, activations)
-
-    def with_bits(self, weights: int | None = None, activations: int | None = None) -> Scheme:
+        scheme = SCHEMES[name]
         return replace(
-            self,
-            weights=self.weights if weights is None else replace(self.weights, bits=weights),
-            activations=self.activations if activations is None else replace(self.activations, bits=activations),
+            scheme,
+            weights=replace(scheme.weights, bits=weights),
+            activations=replace(scheme.activations, bits=activations),
         )
 
     def with_range(self, activation_range: str | None = None) -> Scheme:

@@ -1,6 +1,6 @@
 """A model whose weights and activations are rounded as integer inference would round them.
 
-    quantized = simulate(model, weights=8, activations=8)
+    quantized = simulate(model, "W8A8")
     with Calibration(quantized):
         for batch in batches:
             quantized(**batch)
@@ -41,32 +41,20 @@ _NAME = "_outeffhop_simulation"
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def simulate(
-    model: Model,
-    weights: int | None = None,
-    activations: int | None = None,
-    placement: str | None = None,
-    exclude: Sequence[str] = (),
-    *,
-    scheme: str | Scheme = "W8A8",
-) -> Model:
+def simulate(model: Model, scheme: str | Scheme = "W8A8", *, exclude: Sequence[str] = ()) -> Model:
     """A copy of the model to be calibrated, frozen and then run with simulated quantization.
 
     Args:
         model: any model; it is not changed.
-        weights, activations: bits, 2 to 16; by default the scheme's.
-        placement: "paper" or "linear", what is quantized; by default the scheme's.
-        exclude: patterns of modules ("*.layer.0.*") or quantizers ("*/scores") left in floating point; one that
-            matches none is refused, here or, of quantizers, by ``freeze``.
         scheme: "W8A8", "W4A8 per-token", "smoothquant", … or a ``Scheme``.
+        exclude: patterns of modules ("*.layer.0.*") or quantizers ("*/scores") left in floating point; one that
+            matches nothing is an error, here or, for quantizers, in ``freeze``.
     """
     if hasattr(model, "_orig_mod"):
         raise TypeError("model is compiled, and cannot be looked into; give the one it was made of: model._orig_mod")
     if hasattr(model, _NAME):
         raise ValueError("model is a simulation already: simulate(...) takes the model it was made of")
-    chosen = Scheme.parse(scheme).with_bits(weights, activations)
-    if placement is not None:
-        chosen = replace(chosen, placement=placement)
+    chosen = Scheme.parse(scheme)
     copied = copy.deepcopy(model).eval()
     simulation = Simulation(chosen, lay_out(copied, chosen.placement, exclude))
     if simulation.layout.operations and simulation.layout.attention:
