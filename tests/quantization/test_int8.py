@@ -149,7 +149,7 @@ def test_every_model_with_every_method(name, method, tmp_path):
 def bert(tmp_path_factory):
     model = built("bert", "outeffhop")
     batches = [batch_of("bert", seed=seed) for seed in range(3)]
-    exported = export_int8(model, iter(batches), tmp_path_factory.mktemp("int8") / "new" / "bert", subset=2)
+    exported = export_int8(model, iter(batches[:2]), tmp_path_factory.mktemp("int8") / "new" / "bert")
     with exported:
         yield model, exported, batches
 
@@ -360,7 +360,6 @@ def test_silent_and_this_process_is_left_as_it_was(tmp_path, capfd):
     ("change", "arguments", "message"),
     [
         (None, {"calibration_batches": []}, "calibration_batches is empty"),
-        (None, {"subset": 0}, "subset=0"),
         (None, {"calibration_batches": [batch_of("vit")]}, "takes 'input_ids'"),
         (lambda model: model.bfloat16(), {}, r"bfloat16 on cpu; export model.float\(\).cpu\(\)"),
         (lambda model: model.cls.predictions.bias.data.fill_(torch.nan), {}, "cls.predictions.bias holds NaN"),

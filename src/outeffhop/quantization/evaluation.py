@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from outeffhop.metrics import Batch, Metric, evaluating, metric_for, task_or_embedding, to_device
-from outeffhop.models.persistence import method_of
-from outeffhop.models.stanhop import StanhopConfig
+from outeffhop.models.summary import model_summary
 from outeffhop.quantization.fold import fold_layernorm
 from outeffhop.quantization.placement_map import quantization_map
 from outeffhop.quantization.points import Power
@@ -108,11 +107,11 @@ def _calibrated(model: nn.Module, batches: Iterable[Batch], scheme: Scheme) -> n
     return freeze(quantized)
 
 
-def _method(model: nn.Module) -> str:
-    config: Any = getattr(model, "config", None)
-    if isinstance(config, StanhopConfig):
-        return config.method
-    return "unknown" if config is None else str(method_of(config) or config._attn_implementation)
+def _method(model: Any) -> str:
+    try:
+        return model_summary(model).method
+    except (AttributeError, ValueError):  # no config, or no attention that could have a method
+        return "unknown"
 
 
 def _draw(batches: Sequence[Batch], count: int, seed: int) -> list[Batch]:

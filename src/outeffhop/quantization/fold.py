@@ -50,7 +50,7 @@ class Folding:
         return "\n".join(lines)
 
 
-def fold_layernorm(model: Model, batch: Batch, *, inplace: bool = False) -> tuple[Model, Folding]:
+def fold_layernorm(model: Model, batch: Batch) -> tuple[Model, Folding]:
     """Moves the scale and shift of every LayerNorm and RMSNorm into the next layers, where that is exact.
 
     The model is run once on the batch to see who takes each norm's output: Linear layers and gates can hold its
@@ -62,7 +62,6 @@ def fold_layernorm(model: Model, batch: Batch, *, inplace: bool = False) -> tupl
     Args:
         model: any model in floating point.
         batch: one that takes the path all others take.
-        inplace: fold the model itself, not a copy.
 
     Returns:
         The folded model in eval mode (or, in place, in the mode it was in), and what was done.
@@ -92,9 +91,6 @@ def fold_layernorm(model: Model, batch: Batch, *, inplace: bool = False) -> tupl
             f"{type(model).__name__} is another function once its norms are folded: outputs differ by {difference:.2g} "
             f"of the largest, more than rounding's {limit:.2g}; it is left as it is"
         )
-    if inplace:
-        _fold(model, plan)
-        folded = model
     return folded, Folding(plan, kept, difference)
 
 

@@ -19,7 +19,6 @@ import shutil
 from collections.abc import Iterable
 from contextlib import closing
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -50,7 +49,6 @@ def export_int8(
     path: str | os.PathLike[str],
     *,
     smooth_quant: bool = False,
-    subset: int | None = None,
     threads: int | None = None,
 ) -> Int8Model:
     """Exports a model with any method to OpenVINO, in fp32 and quantized by NNCF to int8.
@@ -63,7 +61,6 @@ def export_int8(
         path: the folder to be written; it appears whole or not at all, and none is overwritten.
         smooth_quant: move outliers from activations into weights first. NNCF's own default for
             transformers; off here, since it would hide what the method is measured for.
-        subset: how many of the batches to take; all if None.
         threads: of the model returned, as of ``Int8Model``.
     """
     check_installed("openvino", "nncf")
@@ -71,9 +68,7 @@ def export_int8(
     if target.exists():
         raise ValueError(f"path={str(target)!r} exists and is not overwritten: remove it or give another")
     check_folder(target, "path")
-    if subset is not None and subset < 1:
-        raise ValueError(f"subset={subset}: at least one calibration batch is needed")
-    batches = list(islice(calibration_batches, subset))
+    batches = list(calibration_batches)
     if not batches:
         raise ValueError("calibration_batches is empty: ranges need data")
     threads = _checked_threads(threads)

@@ -65,10 +65,6 @@ class Int8Report:
         """Kind of operation → how many run in "int8", "mixed" or "float" arithmetic, the most frequent first."""
         return dict(Counter(o.kind for o in self.operations if o.arithmetic == arithmetic).most_common())
 
-    def speedup(self, over: str = "torch fp32") -> float:
-        """How many times faster int8 is than another run."""
-        return self.latency_ms[over] / self.latency_ms["openvino int8"]
-
     def to_json(self) -> str:
         """Strict JSON: an infinite number is written as "inf"."""
         return json.dumps(to_plain({"format": _FORMAT, **asdict(self)}), indent=1, allow_nan=False) + "\n"
