@@ -394,7 +394,7 @@ def test_bad_runs_are_named(bert, tmp_path):
         Int8Model(tmp_path)
     with pytest.raises(ValueError, match="batches is empty"):
         measure_int8(bert[0], exported, [])
-    with pytest.raises(TypeError, match="PreTrainedModel is needed"):
+    with pytest.raises(TypeError, match="must be a transformers PreTrainedModel"):
         export_int8(nn.Linear(3, 3), [batch], tmp_path / "export")
 
 

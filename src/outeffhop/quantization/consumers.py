@@ -1,4 +1,4 @@
-"""Who takes a module's output: seen by running the model once, not read from a table of names."""
+"""Finds which modules consume a module's output, by running the model once."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MARK = "_outeffhop_made_by"
 
 @dataclass
 class Uses:
-    """What became of the outputs of some modules, the makers, in one run.
+    """Where the outputs of some modules, the makers, went in one run.
 
     Attributes:
-        takers: maker → the modules among those asked for that its output was the input of, in order.
-        elsewhere: maker → where else its output went first: an operation, or out of the model.
-        sources: taker → the makers of all inputs it was given; None stands for any other.
+        takers: maker → the modules of interest that took its output as input, in order.
+        elsewhere: maker → the first other place its output went to: an operation, or out of the model.
+        sources: taker → the makers of all inputs it received; None stands for any other source.
     """
 
     takers: dict[str, list[str]] = field(default_factory=dict)
@@ -37,10 +37,10 @@ def uses(model: nn.Module, run: Callable[[], Any], makers: Collection[str], take
     """Runs the model and follows the makers' outputs, through views of them, to the takers.
 
     Args:
-        model: whose modules are named.
-        run: calls it.
+        model: the model whose modules are named.
+        run: calls the model.
         makers: modules whose outputs are followed.
-        takers: modules whose insides are of no interest.
+        takers: modules that may take them; what happens inside these is ignored.
     """
     found = Uses()
     with ModulePath(model) as path:
@@ -80,14 +80,14 @@ class _Tracer(TorchFunctionMode):
     def __init__(self, found: Uses, path: ModulePath) -> None:
         super().__init__()
         self.found, self.path = found, path
-        self.inside = 0  # of how many takers
+        self.inside = 0  # how many takers are being called
 
     def made(self, name: str, module: nn.Module, args: Any, out: Any) -> Any:
         self.found.takers.setdefault(name, [])
         if not isinstance(out, Tensor):
             self.found.elsewhere.setdefault(name, f"into a {type(out).__name__}")
             return None
-        marked = out.view_as(out)  # another maker may have handed its input on
+        marked = out.view_as(out)  # a new tensor: another maker may have returned its input
         setattr(marked, _MARK, name)
         return marked
 
@@ -111,7 +111,7 @@ class _Tracer(TorchFunctionMode):
             return out
         makers = set(filter(None, map(_maker, tensors_in((args, kwargs)))))
         tensors = list(tensors_in(out))
-        if not makers or not tensors:  # nobody's, or a mere question of its shape
+        if not makers or not tensors:  # from no maker, or only a query of the shape
             return out
         first: Any = args[0] if args else None
         if func in MOVES and _maker(first) and all(x.shape[-1:] == first.shape[-1:] for x in tensors):

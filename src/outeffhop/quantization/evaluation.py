@@ -38,21 +38,22 @@ def evaluate(
 
     Args:
         model: in floating point; it is run in eval mode and left as it was.
-        calibration: batches, of which each seed draws ``calibration_batches`` without replacement, or a
-            function from a seed to the batches drawn.
-        evaluation: batches of the metric, with labels or future values.
-        metric: a task's name, or a function of a model and batches; by default the model's task's.
+        calibration: batches, from which each seed draws ``calibration_batches`` without replacement, or a
+            function that returns the batches for a seed.
+        evaluation: batches for the metric, with labels or future values.
+        metric: the name of a task, or a function of a model and batches; by default the metric of the model's task.
         scheme: "W8A8", "W4A8 per-token", "smoothquant", … or a ``Scheme``.
         seeds: how many (0, 1, …), or which.
-        fold: ``fold_layernorm`` comes first, by the first batch of the evaluation.
-        progress: is told what begins.
+        calibration_batches: how many batches each seed draws.
+        fold: fold LayerNorms into the next layers first (``fold_layernorm``), using the first evaluation batch.
+        progress: called with a few words at the start of each step.
     """
     chosen = Scheme.parse(scheme)
     drawn = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     if not drawn:
-        raise ValueError(f"seeds={seeds}: at least one is needed")
+        raise ValueError(f"seeds={seeds}: must give at least one")
     if calibration_batches < 1:
-        raise ValueError(f"calibration_batches={calibration_batches}: at least 1 is needed")
+        raise ValueError(f"calibration_batches={calibration_batches}: must be at least 1")
     evaluated = list(evaluation)
     if not evaluated:
         raise ValueError("evaluation holds no batch: a metric needs data")
@@ -64,7 +65,7 @@ def evaluate(
 
     with evaluating(model):
         tell("floating point")
-        # float: a metric may give scalars of torch or numpy, which no JSON takes
+        # float: a metric may return torch or numpy scalars, which JSON cannot hold
         full = {name: float(value) for name, value in measure(model, evaluated).items()}
         quantized: dict[str, list[float]] = {name: [] for name in full}
         rounded, folding = fold_layernorm(model, evaluated[0]) if fold else (model, None)

@@ -53,20 +53,20 @@ def export_int8(
 ) -> Int8Model:
     """Exports a model with any method to OpenVINO, in fp32 and quantized by NNCF to int8.
 
-    Batch size stays free, and of token sequences the length.
+    Batch size stays free, and so does the length of token sequences.
 
     Args:
         model: a transformers model or STanHop-Net in fp32 on CPU; it is left as it was.
         calibration_batches: inputs as the model takes them; targets are ignored.
-        path: the folder to be written; it appears whole or not at all, and none is overwritten.
-        smooth_quant: move outliers from activations into weights first. NNCF's own default for
-            transformers; off here, since it would hide what the method is measured for.
-        threads: of the model returned, as of ``Int8Model``.
+        path: the folder to write; it appears whole or not at all, and must not exist.
+        smooth_quant: move outliers from activations into weights first. This is NNCF's default for transformers; it is
+            off here, because it would hide the effect of the method.
+        threads: the CPU threads of the returned ``Int8Model``.
     """
     check_installed("openvino", "nncf")
     target = Path(path)
     if target.exists():
-        raise ValueError(f"path={str(target)!r} exists and is not overwritten: remove it or give another")
+        raise ValueError(f"path={str(target)!r} exists and is not overwritten: remove it or give another path")
     check_folder(target, "path")
     batches = list(calibration_batches)
     if not batches:
@@ -102,7 +102,7 @@ def export_int8(
 def _convert(
     model: PreTrainedModel, batch: Batch, calibration: list[dict[str, Any]], folder: Path, smooth_quant: bool
 ) -> tuple[str, str]:
-    """Writes both forms of the model; gives the name of its output, and where the quantizers are, in words."""
+    """Writes the model in fp32 and int8; returns the name of its output, and where the quantizers are, in words."""
     program = folder / "program.pt2"
     output = save_program(model, batch, program)
     with closing(Worker()) as worker:
@@ -218,7 +218,7 @@ class Int8Model:
 
 def _checked_threads(threads: int | None) -> int:
     if threads is not None and threads < 1:
-        raise ValueError(f"threads={threads}: at least 1 is needed")
+        raise ValueError(f"threads={threads}: must be at least 1")
     return torch.get_num_threads() if threads is None else threads
 
 
@@ -235,7 +235,7 @@ class _Module(nn.Module):
 
 
 def _loss(task: str, output: Tensor, batch: Batch) -> Tensor | None:
-    """As the models themselves compute it."""
+    """The loss as the models compute it."""
     if task == "forecasting" and "future_values" in batch:
         return mse_loss(output, batch["future_values"])
     if task not in ("mlm", "clm", "classification") or "labels" not in batch:
@@ -252,5 +252,5 @@ def _read_about(path: Path) -> dict[str, Any]:
         if about["format"] != _FORMAT:
             raise ValueError(f"its format is {about['format']!r}, not {_FORMAT!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"path={str(path)!r} holds no export of export_int8: {error}") from error
+        raise ValueError(f"path={str(path)!r} holds no export from export_int8: {error}") from error
     return about  # type: ignore[no-any-return]

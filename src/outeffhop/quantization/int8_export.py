@@ -46,7 +46,7 @@ def _output(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
 def check_model(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> None:
     """Raises an error if the model cannot be exported, or not with such a batch."""
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model is a {type(model).__name__}: a transformers PreTrainedModel is needed")
+        raise TypeError(f"model is a {type(model).__name__}: must be a transformers PreTrainedModel")
     for name, p in model.named_parameters():
         if p.device.type != "cpu" or p.dtype != torch.float32:
             raise ValueError(f"model: {name} is {p.dtype} on {p.device}; export model.float().cpu()")

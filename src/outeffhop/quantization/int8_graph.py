@@ -1,7 +1,7 @@
 """What an int8 model really computes in integers: where NNCF put its quantizers, and what OpenVINO then runs.
 
-Two readings, since they differ: a quantizer before an operation does not yet mean that the CPU has an
-integer kernel for it, and fused operations may take some inputs as integers and others not.
+The two differ: a quantizer before an operation does not mean that the CPU has an integer kernel for it, and fused
+operations may take some inputs as integers and others not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Info = dict[str, Any]
 
 _PRODUCTS = ("FullyConnected", "MatMul", "Convolution", "ScaledDotProductAttention")
 _FUSED = "Subgraph"  # OpenVINO compiles several operations as one
-# Tensors moved, reshaped or recoded, and nothing computed
+# These move, reshape or recode tensors and compute nothing
 _MOVING = (
     "Broadcast",
     "Concatenation",
@@ -47,13 +47,13 @@ class Operation:
     """One operation of a compiled model that computes with activations.
 
     Attributes:
-        kind: OpenVINO's name of it: FullyConnected is a Linear layer, MVN a LayerNorm; "Attention" is
-            scaled dot product attention compiled as one.
-        module: the module it comes from, or that of an operation fused into it (of OPT's q_proj the scaling,
-            which is self_attn's), whichever name OpenVINO kept; "" where it kept none.
-        inputs: the precision of each input, constants left out.
+        kind: OpenVINO's name for it: FullyConnected is a Linear layer, MVN a LayerNorm; "Attention" is
+            scaled dot product attention compiled as one operation.
+        module: the module it comes from, or that of an operation fused into it (for OPT's q_proj it may be self_attn,
+            which scales the queries), whichever name OpenVINO kept; "" if it kept none.
+        inputs: the precision of each input except constants.
         output: the precision of its output.
-        arithmetic: "int8"; "mixed" where some inputs are 8-bit integers and others not; or "float".
+        arithmetic: "int8"; "mixed" if some inputs are 8-bit integers and others not; or "float".
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""What real integer execution gives and costs: metric, error, latency, size, and the arithmetic that ran."""
+"""What real integer execution gains and costs: metric, error, latency, size, and the arithmetic that ran."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Int8Report:
     """One model run three ways (``RUNS``) on the same batches; "torch fp32" is the model itself, not compiled.
 
     Attributes:
-        model: its class.
-        method: of its attention.
+        model: the model's class.
+        method: the method of its attention.
         placement: where the quantizers are, in words.
-        calibration_batches: how many made the ranges.
+        calibration_batches: how many batches determined the ranges.
         cpu: the processor.
-        threads: of all three.
-        versions: of the packages that exported it.
+        threads: CPU threads of all three runs.
+        versions: versions of the packages that exported it.
         metric: run → metric → value.
-        sqnr_db: run → signal over error of the outputs, against torch fp32; padded positions left out.
-        latency_batch: the sizes of the batch that was timed, by input.
-        latency_ms: run → median of the rounds, in which each has its turn.
+        sqnr_db: run → signal over error of the outputs, against torch fp32, without padded positions.
+        latency_batch: the shapes of the batch that was timed, by input.
+        latency_ms: run → median over rounds, in which the runs take turns.
         size_bytes: precision → bytes on disk.
         operations: what OpenVINO computes in the int8 model, and in which arithmetic.
     """
@@ -116,17 +116,17 @@ def measure_int8(
     """Runs a model in PyTorch and its export in fp32 and int8 on the same batches, side by side.
 
     Args:
-        model: the one that was exported; run in eval mode and left as it was.
-        exported: what ``export_int8`` gave.
-        batches: with targets, as the metric needs them. Latency is of the first.
-        metric: ``metric(model, batches)`` gives numbers by name; by default that of the model's task.
-        rounds: of the timing.
+        model: the model that was exported; it is run in eval mode and left as it was.
+        exported: what ``export_int8`` returned.
+        batches: batches with the targets that the metric needs. The first one is timed.
+        metric: ``metric(model, batches)`` returns numbers by name; by default the metric of the model's task.
+        rounds: how often to time each run.
     """
     evaluated = list(batches)
     if not evaluated:
         raise ValueError("batches is empty: a metric needs data")
     if rounds < 1:
-        raise ValueError(f"rounds={rounds}: at least 1 is needed")
+        raise ValueError(f"rounds={rounds}: must be at least 1")
     about = exported.about
     measure = metric_for(about["task"], model) if metric is None else metric
     threads = torch.get_num_threads()
@@ -134,7 +134,7 @@ def measure_int8(
     try:
         with evaluating(model):
             modules = dict(zip(RUNS, (model, exported.as_module("fp32"), exported.as_module("int8")), strict=True))
-            # float: a metric may give scalars of torch or numpy, which no JSON takes
+            # float: a metric may return torch or numpy scalars, which JSON cannot hold
             metrics = {
                 run: {name: float(value) for name, value in measure(module, evaluated).items()}
                 for run, module in modules.items()
@@ -171,7 +171,7 @@ def _sqnr(model: PreTrainedModel, exported: Int8Model, precision: str, batches: 
     for batch in batches:
         truth, found = output_of(model, batch).double(), exported.run(batch, precision).double()
         mask = batch.get("attention_mask")
-        if mask is not None and mask.shape == truth.shape[:2]:  # what stands at padding is read by nobody
+        if mask is not None and mask.shape == truth.shape[:2]:  # nobody reads the outputs at padding
             truth, found = truth[mask.bool()], found[mask.bool()]
         signal += float(truth.square().sum())
         noise += float((truth - found).square().sum())
