@@ -108,18 +108,19 @@ def check_export(name, method, model, exported):
     """Its numbers, and which of its operations run in integers."""
     agree(name, model, exported)
     found = exported.operations()
-    products = [o for o in found if o.kind == "FullyConnected"]
-    if name != "stanhop":
-        assert all(o.arithmetic == "int8" for o in products)
-        assert len(products) >= len(linears(model))
-        unnamed = linears(model) - {o.module for o in products}
-        assert all(path.endswith("q_proj") for path in unnamed)  # may have the name of the scaling after it
-    if "clipped" in method:
-        assert sum(o.kind == "MatMul" and o.inputs in (("i8", "i8"), ("u8", "i8")) for o in found) == 2
-    elif name != "stanhop":
-        assert attention_in_integers(found, model.config.num_hidden_layers)
     assert {o.arithmetic for o in exported.operations("fp32")} == {"float"}
     assert {o.arithmetic for o in found if o.kind == "MVN"} <= {"float"}
+    if name == "stanhop":
+        return
+    layers, products = model.config.num_hidden_layers, [o for o in found if o.kind == "FullyConnected"]
+    assert all(o.arithmetic == "int8" for o in products)
+    assert len(products) >= len(linears(model))
+    unnamed = linears(model) - {o.module for o in products}
+    assert all(path.endswith("q_proj") for path in unnamed)  # may have the name of the scaling after it
+    if "clipped" in method:
+        assert sum(o.kind == "MatMul" and o.inputs in (("i8", "i8"), ("u8", "i8")) for o in found) == 2 * layers
+    else:
+        assert attention_in_integers(found, layers)
 
 
 @installed

@@ -59,7 +59,7 @@ class Worker:
                 pickle.dump((command, arguments), self._requests)
                 self._requests.flush()
                 error, answer = pickle.load(self._answers)
-        except (EOFError, BrokenPipeError) as end:
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as end:
             self.close()
             raise RuntimeError(f"the process that runs OpenVINO ended with {_status(self.process)}") from end
         except BaseException:  # Ctrl-C: half a message may be in the pipes
