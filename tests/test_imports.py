@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ ROOT = Path(outeffhop.__file__).parent
 LAYERS = [
     ["_naming"],
     ["_io"],
+    ["_dataclass_io"],
     ["functional"],
     ["methods"],
     ["ops"],
+    ["state"],
     ["memory", "nn"],
     ["models"],
     ["metrics"],
@@ -128,6 +131,36 @@ def test_the_layers_below_the_models_need_torch_alone(name):
 )
 def test_names_work_after_importing_the_package_alone(use):
     run_python(f"import outeffhop; outeffhop.{use}")
+
+
+LIGHT = ("outeffhop.lab.data", "outeffhop.lab.training.config", "outeffhop.outliers.outlier_report")
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_help_and_reports_need_no_torch(name):
+    """The command line builds its help from these; packages above them are replaced by empty ones."""
+    code = (
+        "import importlib, sys, types\n"
+        f"root, name = {str(ROOT)!r}, {name!r}\n"
+        "above = ('outeffhop', 'outeffhop.lab', 'outeffhop.lab.training')\n"
+        "for package in above:\n"
+        "    sys.modules[package] = types.ModuleType(package)\n"
+        "    sys.modules[package].__path__ = ['/'.join([root, *package.split('.')[1:]])]\n"
+        "found = importlib.import_module(name)\n"
+        "assert found.__all__\n"
+        "print([m for m in ('torch', 'transformers', 'yaml', 'numpy') if m in sys.modules])\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("package", ["outeffhop.lab.data", "outeffhop.outliers"])
+def test_lazy_packages_have_every_name_they_list(package):
+    module = import_module(package)
+    assert all(getattr(module, name) is not None for name in module.__all__)
+    assert set(dir(module)) == set(module.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        module.nothing  # noqa: B018
 
 
 def test_all_names_exist():

@@ -161,7 +161,7 @@ def test_yaml_builds_no_objects(tmp_path, capsys):
     for tag in ("!!python/object/apply:os.mkdir", "!!python/object/new:os.mkdir", "!!python/name:os.mkdir"):
         file.write_text(f"model: {tag} [{tmp_path / 'gone-off'}]\n")
         assert main(["train", "--config", str(file), "--data", "builtin:text", "--out", str(tmp_path / "run")]) == 2
-        assert "is no YAML" in capsys.readouterr().err
+        assert "is not YAML" in capsys.readouterr().err
     assert not (tmp_path / "gone-off").exists()
 
 
@@ -277,7 +277,7 @@ def test_a_hub_name_reads_no_file_of_this_machine(tmp_path, monkeypatch):
     (tmp_path / "secret.txt").write_text("mine\n" * 100)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("it was asked"))
     for name in ("text", "csv", "pandas", "a/b", "../" + tmp_path.name, "."):
-        with pytest.raises(ValueError, match="names no dataset of the hub: give files of this machine by path"):
+        with pytest.raises(ValueError, match="does not name a dataset of the hub: give local files"):
             prepare(f"hub:{name}", "clm")
 
 
@@ -300,7 +300,7 @@ def test_a_result_cannot_show_a_picture_of_another_folder(tmp_path):
     result = json.loads(Result("table1", "Table 1", "about").to_json())
     result["figures"] = [{"name": "../../secret", "title": "t", "caption": "c"}]
     (tmp_path / "results" / "table1" / "result.json").write_text(json.dumps(result))
-    with pytest.raises(ValueError, match=r"result\.json is no result of an experiment: name='\.\./\.\./secret'"):
+    with pytest.raises(ValueError, match=r"result\.json: not a valid Result: name='\.\./\.\./secret'"):
         write_report(tmp_path / "results")
 
 

@@ -203,7 +203,7 @@ def test_the_report(bert, tmp_path):
     report.save(tmp_path / "new" / "report.json")
     assert Int8Report.load(tmp_path / "new" / "report.json") == report
     assert report.placement in str(report)
-    with pytest.raises(ValueError, match="no int8 report"):
+    with pytest.raises(ValueError, match="not a valid Int8Report"):
         Int8Report.from_json("{}")
 
 

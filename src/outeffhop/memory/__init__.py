@@ -1,7 +1,7 @@
-"""Associative memory: store patterns, classify outliers, look at energies, retrieve. Nothing is learned here.
+"""Associative memory: store patterns, classify outliers, compute energies, retrieve. Nothing is learned.
 
 ``HopfieldMemory`` is the memory, ``NoOp`` the classification of its outliers, ``ShardedMemory`` the
-same memory over several processes.
+same memory split over several processes.
 """
 
 from outeffhop.memory.hopfield_memory import HopfieldMemory

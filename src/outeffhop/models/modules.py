@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outeffhop.methods import Method, SoftmaxN
-from outeffhop.models.extension import Extension
 from outeffhop.nn import Gate, OutEffHop
+from outeffhop.state import MethodState
 
 __all__ = [
     "attention_modules",
@@ -39,7 +39,7 @@ NAME = "outeffhop"
 _QK_NORM = re.compile(r"(q|k|qk|query|key)_?(layer_?norm|norm|ln)|(layer_?norm|norm|ln)_?(q|k|qk|query|key)")
 
 
-def extension_of(module: nn.Module) -> Extension | None:
+def extension_of(module: nn.Module) -> MethodState | None:
     found: Any = getattr(module, NAME, None)
     # by what it has, not by its class: a wrapper around it (as of adapters that train it) hands attributes on
     return found if isinstance(getattr(found, "method", None), Method) else None
@@ -81,9 +81,11 @@ def install(model: nn.Module, method: Method, annealing: bool = False, *, only_n
             if only_new and _running(module) != method.name:
                 continue
             sizes = _embed_dim(module), num_heads(module), _head_dim(module)
-            new = Extension(method, *sizes, annealing, **place(module))
+            new = MethodState(method, *sizes, annealing, **place(module))
+            for part in new.modules():  # transformers' initialisers and loaders leave alone what says so
+                part._is_hf_initialized = True  # type: ignore[assignment]
             if old is not None:
-                _inherit(new, old)
+                new.inherit(old)
             setattr(module, NAME, new)
             _hook(module, new.extra)
 
@@ -93,22 +95,12 @@ def _running(module: Any) -> Any:
     return module.config._attn_implementation
 
 
-def _inherit(new: Extension, old: Extension) -> None:
-    if new.gate is not None and old.gate is not None and new.gate.spec == old.gate.spec:
-        new.gate = old.gate
-    if new.qk_norm is not None and old.qk_norm is not None:
-        new.qk_norm = old.qk_norm
-    for name in ("sink", "raw_alpha"):
-        if isinstance(getattr(new, name), nn.Parameter) and isinstance(getattr(old, name), nn.Parameter):
-            setattr(new, name, getattr(old, name))
-
-
 def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of an attention module whose method has tensors: hands the gate's openings on.
 
     Module-level, so that it survives deepcopy and pickling.
     """
-    extension: Extension = getattr(module, NAME)
+    extension: MethodState = getattr(module, NAME)
     running = _running(module)
     if running != extension.method.name:
         raise ValueError(
@@ -127,7 +119,7 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return args, {**kwargs, "attn_gate": extension(hidden_states, mask if square else None)}
 
 
-def _check_input(module: nn.Module, extension: Extension, hidden_states: Any, kwargs: dict[str, Any]) -> None:
+def _check_input(module: nn.Module, extension: MethodState, hidden_states: Any, kwargs: dict[str, Any]) -> None:
     """Refuses what a gate that is predicted cannot be predicted from."""
     spec, kind = extension.method.gate, type(module).__name__
     if spec is None or spec.gate == "constant":

@@ -194,11 +194,7 @@ def _check_loaded(model: PreTrainedModel, info: dict[str, Any]) -> None:
 def _ours(names: Any, layers: dict[str, OutEffHop]) -> list[str]:
     """Of a checkpoint's names, those of gates, sinks, α and QK-norm: in extensions, or in a model's Hopfield layers."""
     flat = [name if isinstance(name, str) else name[0] for name in names]
-    inner = tuple(
-        f"{layer}.{part}"
-        for layer in layers
-        for part in ("gate.", "association.sink", "association.raw_alpha", "association.qk_norm.")
-    )
+    inner = tuple(f"{layer}.state." for layer in layers)
     return [name for name in flat if f".{NAME}." in f".{name}" or (inner and name.startswith(inner))]
 
 

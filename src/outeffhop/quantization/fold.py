@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outeffhop.metrics import Batch, to_device
-from outeffhop.nn import Gate
-from outeffhop.nn.qk_norm import HeadRMSNorm
 from outeffhop.quantization.consumers import Uses, tensors_in, uses
 from outeffhop.quantization.placement import kind_of
+from outeffhop.state import Gate
+from outeffhop.state.qk_norm import HeadRMSNorm
 
 __all__ = ["Folding", "fold_layernorm"]
 

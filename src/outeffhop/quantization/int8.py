@@ -12,10 +12,7 @@ of their own (``int8_process.py``); this one imports neither.
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
-import shutil
 from collections.abc import Iterable
 from contextlib import closing
 from importlib.metadata import version
@@ -29,7 +26,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-from outeffhop._io import check_folder, read_json
+from outeffhop._io import check_folder, read_json, whole_folder, write_json
 from outeffhop.metrics import Batch, task_or_embedding
 from outeffhop.models.summary import model_summary
 from outeffhop.quantization.int8_export import check_model, inputs_of, save_program
@@ -74,12 +71,8 @@ def export_int8(
     threads = _checked_threads(threads)
     calibration = _calibration(batches)
     check_model(model, batches[0])
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # in the same folder: a rename is atomic only within one file system
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    beside.mkdir()
-    try:
-        output, where = _convert(model, batches[0], calibration, beside, smooth_quant)
+    with whole_folder(target) as side:
+        output, where = _convert(model, batches[0], calibration, side, smooth_quant)
         about = {
             "format": _FORMAT,
             "model": type(model).__name__,
@@ -92,10 +85,7 @@ def export_int8(
             "placement": where,
             "versions": {name: version(name) for name in ("torch", "transformers", "openvino", "nncf")},
         }
-        (beside / _ABOUT).write_text(json.dumps(about, indent=1) + "\n")
-        beside.rename(target)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        write_json(side / _ABOUT, about)
     return Int8Model(target, threads=threads)
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
-from outeffhop._io import from_json_value, parse_json, to_plain, write_whole
+from outeffhop._dataclass_io import JsonReport
 from outeffhop.metrics import Batch, Metric, evaluating, metric_for
 from outeffhop.quantization.int8 import Int8Model
 from outeffhop.quantization.int8_export import inputs_of, output_of
@@ -24,11 +21,10 @@ from outeffhop.quantization.int8_graph import Operation
 __all__ = ["Int8Report", "measure_int8", "RUNS"]
 
 RUNS = ("torch fp32", "openvino fp32", "openvino int8")
-_FORMAT = "outeffhop.int8-report.1"
 
 
 @dataclass(frozen=True)
-class Int8Report:
+class Int8Report(JsonReport):
     """One model run three ways (``RUNS``) on the same batches; "torch fp32" is the model itself, not compiled.
 
     Attributes:
@@ -47,6 +43,8 @@ class Int8Report:
         operations: what OpenVINO computes in the int8 model, and in which arithmetic.
     """
 
+    FORMAT = "outeffhop.int8-report.1"
+
     model: str
     method: str
     placement: str
@@ -64,32 +62,6 @@ class Int8Report:
     def counts(self, arithmetic: str) -> dict[str, int]:
         """Kind of operation → how many run in "int8", "mixed" or "float" arithmetic, the most frequent first."""
         return dict(Counter(o.kind for o in self.operations if o.arithmetic == arithmetic).most_common())
-
-    def to_json(self) -> str:
-        """Strict JSON: an infinite number is written as "inf"."""
-        return json.dumps(to_plain({"format": _FORMAT, **asdict(self)}), indent=1, allow_nan=False) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> Int8Report:
-        try:
-            content = parse_json(text)
-            if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-                raise ValueError(f"its format is not {_FORMAT!r}")
-            report: Int8Report = from_json_value(cls, content)
-            return report
-        except ValueError as error:
-            raise ValueError(f"this is no int8 report: {error}") from error
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes JSON; an older file is replaced at once or stays as it is."""
-        write_whole(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Int8Report:
-        try:
-            return cls.from_json(Path(path).read_bytes().decode())
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
 
     def __str__(self) -> str:
         size = {"torch fp32": "fp32", "openvino fp32": "fp32", "openvino int8": "int8"}

@@ -21,10 +21,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from outeffhop.models.extension import Extension
 from outeffhop.models.modules import attention_modules, has_attention
 from outeffhop.models.stanhop.blocks import DecoderLayer
-from outeffhop.nn import Gate
+from outeffhop.state import Gate, MethodState
 
 __all__ = ["Site", "Layout", "kind_of", "lay_out"]
 
@@ -131,7 +130,7 @@ def _why_floating(name: str, module: nn.Module, heads: set[str], exclude: Sequen
         return "head"
     if isinstance(module, Gate):
         return "gate"
-    if isinstance(module, Extension) and module.qk_norm is None:
+    if isinstance(module, MethodState) and module.extra and module.qk_norm is None:
         return "sink or α of the method" if module.gate is None else "gate"
     if _EXPERTS.search(type(module).__name__):
         return "experts, computed outside of modules"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import statistics
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
-from outeffhop._io import from_json_value, parse_json, to_plain, write_whole
+from outeffhop._dataclass_io import JsonReport
 from outeffhop.quantization.fold import Folding
 
 __all__ = ["QuantizationReport", "TensorError"]
-
-_FORMAT = "outeffhop.quantization.1"
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,7 @@ class TensorError:
 
 
 @dataclass(frozen=True)
-class QuantizationReport:
+class QuantizationReport(JsonReport):
     """A model's metric in floating point and quantized.
 
     Attributes:
@@ -57,6 +52,8 @@ class QuantizationReport:
         floating: what stayed in floating point, and why.
         folding: which LayerNorms were folded into the next layers first; None without folding.
     """
+
+    FORMAT = "outeffhop.quantization.1"
 
     model: str
     method: str
@@ -85,32 +82,6 @@ class QuantizationReport:
         values = self.quantized[metric]
         finite = len(values) > 1 and all(map(math.isfinite, values))
         return statistics.stdev(values) if finite else 0.0
-
-    def to_json(self) -> str:
-        """Strict JSON: an infinite number is written as "inf"."""
-        return json.dumps({"format": _FORMAT, **to_plain(asdict(self))}, indent=2, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> QuantizationReport:
-        try:
-            content = parse_json(text)
-            if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-                raise ValueError(f"its format is not {_FORMAT!r}")
-            report: QuantizationReport = from_json_value(cls, content)
-            return report
-        except ValueError as error:
-            raise ValueError(f"not a quantization report: {error}") from error
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the JSON; no moment finds the file half done."""
-        write_whole(path, self.to_json() + "\n")
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> QuantizationReport:
-        try:
-            return cls.from_json(Path(path).read_bytes().decode())
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
 
     def __str__(self) -> str:
         how = f"{self.scheme}{'' if self.folding is None else ', LayerNorm folded'}"

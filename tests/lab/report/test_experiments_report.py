@@ -124,7 +124,7 @@ def test_no_result_and_a_broken_one_are_refused(tmp_path):
         write_report(tmp_path)
     make(tmp_path)
     (tmp_path / "table1" / "result.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"result\.json is no result"):
+    with pytest.raises(ValueError, match=r"result\.json: not a valid Result"):
         write_report(tmp_path)
 
 

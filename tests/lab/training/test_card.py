@@ -82,7 +82,7 @@ def test_quantizing_a_run_tells_its_card(run, tmp_path):
 def test_a_damaged_report_is_named(run):
     before = (run.model / CARD).read_text()
     (run.path / "quantization.json").write_text("{")
-    with pytest.raises(ValueError, match=r"quantization\.json: not a quantization report"):
+    with pytest.raises(ValueError, match=r"quantization\.json: not a valid QuantizationReport"):
         write_card(run)
     assert (run.model / CARD).read_text() == before
 

@@ -5,8 +5,6 @@ A cell is the smallest thing measured: one model, method and seed, say.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from outeffhop._io import read_as, to_plain
+from outeffhop._dataclass_io import JsonReport
 
 __all__ = [
     "Cell",
@@ -127,7 +125,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(JsonReport):
     """What an experiment found; ``result.json``.
 
     Attributes:
@@ -141,13 +139,6 @@ class Result:
     figures: Sequence[Figure] = ()
     verdicts: Sequence[Verdict] = ()
     conditions: Values = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        return json.dumps(to_plain(dataclasses.asdict(self)), indent=1) + "\n"
-
-    @classmethod
-    def load(cls, path: Path) -> Result:
-        return read_as(cls, path, "result of an experiment")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outeffhop.lab.data.pictures import load_pictures
+from outeffhop.lab.data.image_files import load_images
 from outeffhop.lab.data.specs import parse
 from outeffhop.lab.paper import drawing
 from outeffhop.lab.paper.experiment import Cell, Figure, Settings, Table, Values, Verdict, chosen
@@ -133,7 +133,7 @@ def squared_error(answer: Tensor, images: Tensor) -> float:
 
 def _images(spec: str) -> Tensor:
     """The training images, flattened to [N, d], in [0, 1]."""
-    pictures = load_pictures(parse(spec)).splits["train"]
+    pictures = load_images(parse(spec)).splits["train"]
     pixels = np.stack([np.asarray(image) for image in pictures.images])
     return torch.from_numpy(pixels.reshape(len(pixels), -1)).float() / 255
 

@@ -71,7 +71,7 @@ def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] 
     if len(done) < len(cells):
         conditions["cells"] = f"{len(done)} of {len(cells)} are measured"
     result = dataclasses.replace(result, conditions=conditions)
-    write_whole(folder / "result.json", result.to_json())
+    result.save(folder / "result.json")
     return result
 
 

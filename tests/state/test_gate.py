@@ -7,7 +7,7 @@ import torch
 
 from outeffhop.methods import GateSpec
 from outeffhop.nn import Gate, OutEffHop
-from outeffhop.nn.gate import gated
+from outeffhop.state.gate import gated
 
 KINDS = list(itertools.product(["token", "element", "head", "constant"], ["linear", "mlp", "features"]))
 

@@ -1,7 +1,7 @@
 """Text as a stream: documents by split, in pieces small enough to tokenise in parallel and in little memory.
 
-Wherever text comes from, it passes as lines with None after each document. Splits that are not given are cut from
-the training text, 5 % each: whole documents where there are twenty or more, else the last lines.
+Text from every source is a stream of lines with None after each document. A missing split is taken from the training
+text, 5 % each: whole documents if there are at least twenty, else the last lines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from outeffhop.lab.data import builtin, hub
 from outeffhop.lab.data.files import by_split, digest_of, files_under, unmarked_lines
-from outeffhop.lab.data.prepared import SPLITS
+from outeffhop.lab.data.samples import SPLITS
 from outeffhop.lab.data.specs import Spec, kind_of_file
 
 if TYPE_CHECKING:
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 __all__ = ["SEPARATOR", "Corpus", "load_text", "pieces"]
 
-SEPARATOR = "<|endoftext|>"  # alone on a line: a document ends here
+SEPARATOR = "<|endoftext|>"  # on a line of its own, ends a document
 Stream = Iterator[str | None]
-_SHARE = 0.05  # of the characters, for each split that is cut from train
-_ENOUGH = 20  # documents, to cut between documents
+_SHARE = 0.05  # of the characters, for each split that is taken from train
+_ENOUGH = 20  # documents, to split by document
 _PIECE = 1 << 16  # characters
-_LINE = 1 << 12  # characters of the longest line that is never cut
+_LINE = 1 << 12  # characters; longer lines may be cut
 _BETWEEN_WORDS = re.compile(r"(?<=\S) (?=\S)")
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text by split; each split can be read again and again.
+    """Text by split; each split can be read any number of times.
 
     Attributes:
-        digest: hash of the content all splits are made of, and of how they are cut.
+        digest: hash of the content, and of how it is split.
     """
 
     source: str
@@ -47,13 +47,13 @@ class Corpus:
     splits: dict[str, Callable[[], Stream]]
 
     def count(self, split: str) -> tuple[int, int]:
-        """How many documents and characters a split has."""
+        """The number of documents and characters of a split."""
         sizes = _sizes(self.splits[split]())
         return len(sizes), sum(sizes)
 
 
 def load_text(spec: Spec) -> Corpus:
-    """The text a spec names."""
+    """Loads the text of a spec."""
     if spec.where == "builtin":
         documents = builtin.topics()
         given = {"train": lambda: _of_documents(documents)}
@@ -63,18 +63,18 @@ def load_text(spec: Spec) -> Corpus:
     else:
         given, digest = _of_path(spec.path)
     if "train" not in given:
-        raise ValueError(f"data spec {spec.text!r} has no training text: name a file after train, or none at all")
+        raise ValueError(f"data spec {spec.text!r} has no training text: name one of its files after train")
     tidied = {split: _tidied(stream) for split, stream in given.items()}
     missing = [split for split in SPLITS if split not in tidied]
     return Corpus(spec.text, f"{digest}/{'+'.join(missing)}", _completed(spec, tidied, missing))
 
 
 def pieces(stream: Stream) -> Iterator[tuple[str, bool]]:
-    """Documents in pieces of about 65,000 characters, and whether a piece ends its document.
+    """Yields documents in pieces of about 65,000 characters, and whether a piece ends its document.
 
-    It is cut at a line break: before it where the next line begins with a word, after it where the next line begins
-    with one space and a word; a long line also inside, before one space and a word. Byte-level BPE and WordPiece never
-    join characters over such a place, so the tokens are those of the uncut document.
+    A document is cut at a line break: before it if the next line begins with a word, after it if the next line begins
+    with one space and a word. A long line is also cut inside, before one space and a word. Byte-level BPE and WordPiece
+    never merge characters across such a place, so the tokens are those of the uncut document.
     """
     held: list[str] = []
     size = 0
@@ -85,7 +85,7 @@ def pieces(stream: Stream) -> Iterator[tuple[str, bool]]:
             continue
         if size > _PIECE:
             broken = held[-1].endswith("\n")
-            # inside a line only where there is no break for long
+            # inside a line only if there is no line break for long
             if line[0] == " " and line[1:2].strip() and (broken or size > 2 * _PIECE):
                 yield "".join(held), False
                 held, size = [], 0
@@ -126,11 +126,11 @@ def _of_hub(found: dict[str, Dataset]) -> tuple[dict[str, Callable[[], Stream]],
 
 
 def _rows_reader(rows: Dataset) -> Callable[[], Stream]:
-    """Rows with line breaks inside are documents; rows of one line each are the lines of a running text."""
+    """Rows with line breaks are documents; rows of a single line are lines of one text."""
     column = hub.text_column(rows)
 
     def texts() -> Iterator[str]:
-        return (row[column] or "" for row in rows)  # None is a row without text
+        return (row[column] or "" for row in rows)  # None: a row without text
 
     whole = any("\n" in text.strip("\n") for text in islice(texts(), 1000))
 
@@ -147,7 +147,7 @@ def _rows_reader(rows: Dataset) -> Callable[[], Stream]:
 
 
 def _tidied(read: Callable[[], Stream]) -> Callable[[], Stream]:
-    """The same without empty documents and blank lines before a document's first; lines end in \\n and are short."""
+    """Drops empty documents and blank lines at the beginning of a document; lines end with \\n and are short."""
 
     def tidy() -> Stream:
         inside = False
@@ -166,7 +166,7 @@ def _tidied(read: Callable[[], Stream]) -> Callable[[], Stream]:
 
 
 def _short(line: str) -> Iterator[str]:
-    """A line, or parts of it from one space to another: a whole file may be one line."""
+    """Yields a line in parts that begin with a space: a whole file may be one line."""
     begin = 0
     while len(line) - begin > _LINE and (space := _BETWEEN_WORDS.search(line, begin + _LINE)):
         yield line[begin : space.start()]
@@ -175,7 +175,7 @@ def _short(line: str) -> Iterator[str]:
 
 
 def _sizes(stream: Stream) -> list[int]:
-    """The characters of each document."""
+    """The number of characters of each document."""
     sizes = []
     size = 0
     for line in stream:
@@ -190,13 +190,13 @@ def _sizes(stream: Stream) -> list[int]:
 def _completed(
     spec: Spec, given: dict[str, Callable[[], Stream]], missing: list[str]
 ) -> dict[str, Callable[[], Stream]]:
-    """All three splits: those given as they are, the missing ones cut from train."""
+    """All three splits; missing ones are taken from train."""
     if not missing:
         return given
     train = given["train"]
     sizes = _sizes(train())
     if not sizes:
-        raise ValueError(f"data spec {spec.text!r} has no text: its files are empty")
+        raise ValueError(f"data spec {spec.text!r} has no text: the files are empty")
     part = _by_document(train, missing, sizes) if len(sizes) >= _ENOUGH else _by_position(train, missing, sum(sizes))
     return {split: given[split] if split in given and split != "train" else part(split) for split in SPLITS}
 
@@ -204,7 +204,7 @@ def _completed(
 def _by_document(
     read: Callable[[], Stream], missing: list[str], sizes: list[int]
 ) -> Callable[[str], Callable[[], Stream]]:
-    """Each document goes to a split that lacks at least half of it, else to train."""
+    """Each document goes to a split that is short by at least half of its length, else to train."""
     have = dict.fromkeys(missing, 0)
     homes = []
     total = 0

@@ -1,4 +1,4 @@
-"""Gates: each head's output times an opening in (0, 1), or one per channel, predicted from the attention's input."""
+"""Gates: each head's output times an opening in (0, 1), predicted from the attention's input."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Gate", "gated"]
 class Gate(nn.Module):
     """sigmoid(G(x) + logit(init)) per head, x [B, L, embed_dim] → openings [B, L or 1, H], or [B, L, H, head_dim].
 
-    G is 0 before training, so the opening is exactly ``init`` for every input. Its weights are bare
-    parameters and the offset a constant: initialisers that walk a model's Linear layers leave both alone.
+    G is 0 before training, so the first opening is exactly ``init`` for every input. The weights are bare
+    parameters and the offset is a constant, so initialisers of a model's Linear layers do not change them.
 
     Args:
-        spec: which kind of gate, which predictor, the first opening.
-        embed_dim: the size of the attention's input; per-head predictors see an equal part of it each.
+        spec: the kind of gate, the predictor, the first opening.
+        embed_dim: the size of the attention's input; each per-head predictor sees an equal part of it.
         num_heads: H.
-        head_dim: the size of each head's output, whose channels gate="element" opens one by one; by default
+        head_dim: the size of each head's output, whose channels gate="element" opens separately; by default
             embed_dim / num_heads.
     """
 
@@ -38,19 +38,19 @@ class Gate(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.embed_dim, self.num_heads = spec, embed_dim, num_heads
-        self.offset = math.log(spec.init) - math.log1p(-spec.init)
+        self.offset: float | Tensor = self.first_offset
         for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads)):
             if size < 1:
-                raise ValueError(f"{name}={size}: at least 1 is needed")
+                raise ValueError(f"{name}={size}: must be at least 1")
         per_head = embed_dim // num_heads
         if spec.gate != "constant" and spec.predictor != "features" and per_head * num_heads != embed_dim:
             raise ValueError(
-                f"embed_dim={embed_dim} does not divide into num_heads={num_heads} equal parts, which "
-                f"predictor={spec.predictor!r} needs; predictor='features' sees all of it"
+                f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}, as "
+                f"predictor={spec.predictor!r} needs; predictor='features' sees all of the input"
             )
 
         def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
+            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
         openings: tuple[int, ...] = (num_heads,)
         if spec.gate == "element":
@@ -64,14 +64,28 @@ class Gate(nn.Module):
             self.weight = parameter(*openings, per_head)
         else:
             width = max(1, per_head // 4)
-            self.weight = parameter(*openings, width)  # the last layer, 0 at first
+            self.weight = parameter(*openings, width)  # the last layer, 0 before training
             self.hidden_weight = parameter(num_heads, width, per_head)
             self.hidden_bias = parameter(num_heads, width)
-            for head in self.hidden_weight:
-                nn.init.kaiming_uniform_(head.data, nonlinearity="relu")
+        self.reset_parameters()
+
+    @property
+    def first_offset(self) -> float:
+        """logit(init), which makes the first opening ``init``."""
+        return math.log(self.spec.init) - math.log1p(-self.spec.init)
+
+    def reset_parameters(self) -> None:
+        """Sets G to 0; an MLP's hidden layer gets random weights."""
+        nn.init.zeros_(self.bias)
+        if self.weight is not None:
+            nn.init.zeros_(self.weight)
+        if self.spec.gate != "constant" and self.spec.predictor == "mlp":
+            bound = math.sqrt(6.0 / self.hidden_weight.shape[-1])  # Kaiming's for ReLU, head by head
+            nn.init.uniform_(self.hidden_weight, -bound, bound)
+            nn.init.zeros_(self.hidden_bias)
 
     def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Openings for x [B, L, embed_dim]; gate="head" averages over the tokens ``seen`` (bool [B, L]) or over all."""
+        """Openings for x [B, L, embed_dim]; gate="head" averages over all tokens, or those ``seen`` (bool [B, L])."""
         logits = self.bias + self.offset  # [H] or [H, head_dim]
         if self.weight is None:
             return torch.sigmoid(logits)

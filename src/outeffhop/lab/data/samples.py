@@ -1,4 +1,4 @@
-"""What every kind of data becomes: three sets of samples, and how samples become a batch."""
+"""What all kinds of data are turned into: three sets of samples, and functions that make batches of them."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data ready for one model.
+    """Data that is ready for a model.
 
-    What is drawn at random is a function of the seed, the epoch and the samples: masks of each block alone,
-    augmentation of the batch it mixes. Nothing depends on a generator's state, so it does not matter which process
-    or worker collates, what was fetched ahead, or whether a run was interrupted. Only the epoch must be told: call
-    ``set_epoch`` as each epoch begins, as with torch's DistributedSampler; without it every epoch draws the same.
+    Random masks and augmentation depend only on the seed, the epoch and the samples, not on the state of a generator.
+    So it does not matter which process or worker collates a batch, what was prefetched, or whether a run was
+    interrupted. Call ``set_epoch`` when an epoch begins, as with torch's DistributedSampler; without it every epoch
+    has the same masks and augmentation.
 
     Attributes:
         task: mlm, clm, classification or forecasting.
         train, validation, test: map-style datasets of samples.
-        collate: samples to a training batch: fresh masks or augmentation in each epoch.
-        eval_collate: samples to an evaluation batch, always the same.
-        tokenizer: of text, else None.
-        changes: the fields of a model's config that the data decides.
-        about: where the data came from and what was done to it, as JSON could say it.
+        collate: makes a training batch of samples, with new masks or augmentation in each epoch.
+        eval_collate: makes an evaluation batch of samples, always the same.
+        tokenizer: for text, else None.
+        changes: fields of a model's config that follow from the data.
+        about: source and preprocessing of the data, as JSON can hold it.
     """
 
     task: str
@@ -58,29 +58,29 @@ class Prepared:
     about: dict[str, Any] = field(default_factory=dict)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the training collate which epoch begins."""
+        """Sets the epoch of the training collate function."""
         setter = getattr(self.collate, "set_epoch", None)
         if setter is not None:
             setter(epoch)
 
 
 def check_size(name: str, value: object, least: int = 1) -> None:
-    """Refuses what is no whole number, or too small a one."""
+    """Raises a ValueError unless ``value`` is an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name}={value!r}: a whole number, at least {least}, is needed")
+        raise ValueError(f"{name}={value!r}: must be an integer of at least {least}")
 
 
 def stack(samples: Sequence[Sample]) -> Sample:
-    """Samples of equal shapes to one batch."""
+    """Stacks samples of equal shapes into a batch."""
     if not samples:
-        raise ValueError("samples is empty: a batch needs at least one")
+        raise ValueError("samples is empty: give at least one")
     return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
 def batches(
     dataset: Samples, collate: Collate, batch_size: int, *, limit: int | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """Batches in the dataset's order, the last one shorter where it must be; ``limit`` counts batches."""
+    """Yields at most ``limit`` batches in the order of the dataset; the last one may be smaller."""
     check_size("batch_size", batch_size)
     if limit is not None:
         check_size("limit", limit, 0)

@@ -1,4 +1,4 @@
-"""QK-norm: queries and keys of unit root mean square, so that no score grows with their length."""
+"""QK-norm: queries and keys are scaled to unit root mean square, so scores do not grow with their length."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _EPS = 1e-6
 class HeadRMSNorm(nn.Module):
     """x / rms(x) over the channels of each head, times a learned factor per head; [..., H, L, D] → the same.
 
-    The factor is one number per head, not one per channel: it commutes with rotary positions, so it makes no
-    difference that the attention function of a rotary model receives queries and keys already rotated.
+    The factor is one number per head, not one per channel, so it commutes with rotary positions: the attention
+    function of a rotary model receives queries and keys already rotated.
 
     Args:
-        num_heads: H; None learns no factor.
+        num_heads: H; None: no factor.
     """
 
     weight: nn.Parameter | None
@@ -30,8 +30,13 @@ class HeadRMSNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        weight = None if num_heads is None else nn.Parameter(torch.ones(num_heads, device=device, dtype=dtype))
+        weight = None if num_heads is None else nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         self.register_parameter("weight", weight)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         unit = nn.functional.rms_norm(x, x.shape[-1:], eps=_EPS)
@@ -39,9 +44,9 @@ class HeadRMSNorm(nn.Module):
 
 
 class QkNorm(nn.Module):
-    """Both norms of an attention. One factor is learned: of one for queries and one for keys the product alone counts.
+    """The norms of queries and keys. Only the queries have a factor, since scores depend only on the product of both.
 
-    With scores scaled by 1/√D, head h scores g_h·√D·cos(q, k); g_h starts from 1.
+    With scores scaled by 1/√D, a score of head h is g_h·√D·cos(q, k); g_h starts at 1.
     """
 
     def __init__(
