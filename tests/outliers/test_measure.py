@@ -305,7 +305,7 @@ def test_a_wrapped_model_is_measured_as_it_is_alone():
 def test_a_quantized_model():
     model, inputs = model_of("opt", "outeffhop"), inputs_of("opt")
     for placement in ("paper", "linear"):
-        quantized = simulate(model, placement=placement)
+        quantized = simulate(model, placement)
         with Calibration(quantized), torch.no_grad():
             quantized(**inputs)
         freeze(quantized)

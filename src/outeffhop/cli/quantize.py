@@ -15,10 +15,10 @@ from outeffhop.cli.options import Quantize
 from outeffhop.lab.data import batches
 from outeffhop.lab.training import RunFolder
 from outeffhop.lab.training.card import write_card
-from outeffhop.quantization import Folding, QuantizationReport, Scheme, evaluate, fold_layernorm
-from outeffhop.quantization.int8 import export_int8
-from outeffhop.quantization.int8_export import require
-from outeffhop.quantization.int8_report import Int8Report, measure_int8
+from outeffhop.quantization import QuantizationReport, Scheme, evaluate, export_int8, fold_layernorm, measure_int8
+from outeffhop.quantization.fold import Folding
+from outeffhop.quantization.int8_process import check_installed
+from outeffhop.quantization.int8_report import Int8Report
 
 __all__ = ["run"]
 
@@ -63,8 +63,8 @@ def run(options: Quantize) -> None:
             model = model.float().cpu()
             if fold:
                 model, _ = fold_layernorm(model, measured[0])
-            exported = export_int8(model, draw(0), options.out / _INT8)
-            real = measure_int8(model, exported, measured)
+            with export_int8(model, draw(0), options.out / _INT8) as exported:
+                real = measure_int8(model, exported, measured)
             real.save(options.out / f"{_INT8}.json")
     if options.json:
         print_json({**json.loads(report.to_json()), **({} if real is None else {"int8": json.loads(real.to_json())})})
@@ -90,7 +90,7 @@ def _check_int8(out: Path | None, scheme: Scheme) -> None:
     if (out / _INT8).exists():
         raise ValueError(f"{str(out / _INT8)!r} exists and is not overwritten: remove it, or give another --out")
     try:
-        require()
+        check_installed("openvino", "nncf")
     except ImportError as error:
         raise ValueError(str(error)) from error
 
