@@ -21,9 +21,10 @@ from outeffhop.lab.data import batches
 from outeffhop.lab.training import RunFolder, resume, train, training_state
 from outeffhop.lab.training.config import to_yaml
 from outeffhop.lab.training.estimate import estimate
+from outeffhop.lab.training.nonfinite import NotFinite
 from outeffhop.lab.training.recipes import TASK, resolve
 from outeffhop.lab.training.run import prepare_data
-from outeffhop.lab.training.trainer import EpochSampler, NotFinite, RunTrainer
+from outeffhop.lab.training.trainer import EpochSampler, RunTrainer
 from outeffhop.metrics import metric_for
 from outeffhop.models import model_summary
 from outeffhop.models.checkpoint import load_checkpoint

@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import time
+import traceback
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import PreTrainedModel, TrainingArguments, set_seed
+from transformers import PreTrainedModel, TrainerState, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.utils import logging
 
@@ -29,12 +30,12 @@ from outeffhop.lab.data import Prepared, prepare
 from outeffhop.lab.training.callbacks import Interrupt, Journal, Patience
 from outeffhop.lab.training.card import CARD, model_card
 from outeffhop.lab.training.checks import check_device, check_run
-from outeffhop.lab.training.config import RunConfig, to_dict
+from outeffhop.lab.training.config import RunConfig, TrainConfig, to_dict
 from outeffhop.lab.training.processes import roll_call
 from outeffhop.lab.training.recipes import TASK, resolve
 from outeffhop.lab.training.rundir import RunFolder
 from outeffhop.lab.training.sharding import shard
-from outeffhop.lab.training.trainer import RunTrainer
+from outeffhop.lab.training.trainer import RunArguments, RunTrainer
 from outeffhop.models import convert, model_summary, presets
 from outeffhop.models.checkpoint import load_checkpoint
 
@@ -130,7 +131,7 @@ def _run(config: RunConfig, folder: RunFolder, quiet: bool, fresh: bool) -> Resu
         return _trained(config, folder, arguments, quiet, fresh)
 
 
-def _trained(config: RunConfig, folder: RunFolder, arguments: TrainingArguments, quiet: bool, fresh: bool) -> Result:
+def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quiet: bool, fresh: bool) -> Result:
     train = config.train
     if arguments.world_size > 1 and (train.batch_size or 1) % (arguments.world_size * train.accumulate):
         raise ValueError(
@@ -156,23 +157,30 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: TrainingArguments,
     if train.fsdp:
         shard(model.to(arguments.device), arguments.device, train.precision)
     tokens = config.samples.length if prepared.tokenizer is not None else None
-    journal = Journal(train.batch_size or 1, tokens, quiet)
-    callbacks: list[Any] = [journal]
-    if train.patience:
-        callbacks.append(Patience(train.patience, *_CHIEF[prepared.task]))
+    journal = Journal(folder, train.batch_size or 1, tokens, quiet)
+    patience = Patience(train.patience, *_CHIEF[prepared.task]) if train.patience else None
+    callbacks: list[Any] = [journal, *([] if patience is None else [patience])]
     if train.track == "tensorboard":
         callbacks.append(TensorBoardCallback())
         callbacks[-1].logging_dir = str(folder.path / "track")
     with Interrupt() as interrupt:
         trainer = RunTrainer(
-            model, arguments, train, prepared, folder, config.model == "opt", callbacks=[*callbacks, interrupt]
+            model,
+            arguments,
+            train,
+            prepared,
+            folder,
+            decay_norms=config.model == "opt",
+            checkpoint=last,
+            over=last is not None and _over(last, train, patience),
+            callbacks=[*callbacks, interrupt],
         )
-        journal.trainer = trainer
-        for unwanted in ("PrinterCallback", "ProgressCallback"):
-            for callback in [c for c in trainer.callback_handler.callbacks if type(c).__name__ == unwanted]:
-                trainer.remove_callback(callback)
         try:
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        except BaseException as error:
+            if train.workers:  # they end with the loader's iterator, which the frames of the traceback hold
+                traceback.clear_frames(error.__traceback__)
+            raise
         finally:
             journal.stop()
     if interrupt.ended:
@@ -180,6 +188,12 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: TrainingArguments,
     trainer.check_finite()
     with folder.writing("the last model"):
         return _finish(trainer, folder, config)
+
+
+def _over(checkpoint: Path, train: TrainConfig, patience: Patience | None) -> bool:
+    """Whether a run was killed after its last step, while the result was measured and written."""
+    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    return state.global_step >= (train.max_steps or 0) or (patience is not None and patience.spent(state.log_history))
 
 
 def _finish(trainer: RunTrainer, folder: RunFolder, config: RunConfig) -> Result:
@@ -209,7 +223,7 @@ def _finish(trainer: RunTrainer, folder: RunFolder, config: RunConfig) -> Result
     return result
 
 
-def _arguments(config: RunConfig, folder: RunFolder) -> TrainingArguments:
+def _arguments(config: RunConfig, folder: RunFolder) -> RunArguments:
     train = config.train
     world = int(os.environ.get("WORLD_SIZE", "1"))
     check_device(train)
@@ -229,6 +243,7 @@ def _arguments(config: RunConfig, folder: RunFolder) -> TrainingArguments:
         logging_steps=train.log_steps,
         logging_nan_inf_filter=False,
         save_strategy="steps",
+        save_only_model=True,  # RunTrainer.save_model writes the rest as well, without pickles
         save_steps=train.save_steps,
         eval_strategy="steps",
         eval_steps=train.eval_steps,
@@ -252,10 +267,7 @@ def _arguments(config: RunConfig, folder: RunFolder) -> TrainingArguments:
     )
     if on_cpu and world > 1 and not dist.is_initialized():  # TrainingArguments would, on a CPU without the timeout
         dist.init_process_group("gloo", timeout=timedelta(seconds=train.timeout))
-    arguments = TrainingArguments(**settings)
-    if arguments.n_gpu > 1:
-        arguments._n_gpu = 1  # or Trainer gives each GPU here a batch of its own; torchrun is the way to use them all
-    return arguments
+    return RunArguments(**settings)
 
 
 def _check_same(old: RunConfig, new: RunConfig) -> None:
@@ -289,7 +301,7 @@ def _flat(values: dict[str, Any], at: str = "") -> dict[str, Any]:
 
 
 def _environment(
-    config: RunConfig, model: PreTrainedModel, prepared: Prepared, arguments: TrainingArguments
+    config: RunConfig, model: PreTrainedModel, prepared: Prepared, arguments: RunArguments
 ) -> dict[str, Any]:
     return {
         "packages": {"outeffhop": __version__, **{name: version(name) for name in _PACKAGES}},
