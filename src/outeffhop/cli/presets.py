@@ -10,6 +10,7 @@ from outeffhop.models import presets
 __all__ = ["describe", "show"]
 
 _GATED = "gated-outeffhop"
+_PAPER_METHODS = ("vanilla", "outeffhop", "clipped", "clipped-outeffhop", "gated", "gated-outeffhop")
 
 
 def describe() -> list[dict[str, Any]]:
@@ -22,11 +23,12 @@ def describe() -> list[dict[str, Any]]:
                 "size": size,
                 "config": preset.sizes[size],
                 "parameters": presets.count(model, size),
-                "parameters_gated": presets.count(model, size, _GATED),
+                "parameters_gated": presets.count(model, size, presets.paper_method(model, _GATED)),
             }
             if size == "paper":
                 row["paper_millions"], row["paper_millions_gated"] = preset.paper_parameters
                 row["difference"] = preset.difference
+                row["paper_methods"] = [str(presets.paper_method(model, name)) for name in _PAPER_METHODS]
             rows.append(row)
     return rows
 
@@ -47,6 +49,11 @@ def show(as_json: bool) -> None:
         for row in rows
     ]
     print_table("Presets, as in --model opt --preset tiny", ("model", "size", "parameters", "gated", "paper"), table)
+    print_table(
+        "Methods with the paper's parameters, where it does not use the defaults",
+        ("model", "methods"),
+        [(r["model"], ", ".join(m for m in r["paper_methods"] if "(" in m)) for r in rows if "paper_methods" in r],
+    )
     print_table(
         "Where ours differ from the paper",
         ("model", "why"),

@@ -106,7 +106,7 @@ def test_names_cannot_break_out(run, tmp_path):
     text = (folder / "config.yaml").read_text()
     values = yaml.safe_load(text) | {"data": str(folder), "init": str(folder)}
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
-    card = model_card(RunFolder(folder), result(folder))
+    card = model_card(RunFolder(folder), RunFolder(folder).config(), result(folder))
     parsed = ModelCard(card)
     one_line = " ".join(folder.name.split())
     assert parsed.data.model_name == parsed.data.eval_results[0].dataset_name == one_line
@@ -125,7 +125,7 @@ def test_names_cannot_break_out(run, tmp_path):
 
 def test_what_is_not_finite_is_told(run):
     found = result(run.path) | {"max_inf_norm": float("inf"), "metrics": {"perplexity": float("nan"), "loss": 2.0}}
-    card = model_card(run, found)
+    card = model_card(run, run.config(), found)
     assert [r.metric_type for r in ModelCard(card).data.eval_results] == ["loss"]
     assert rows(card)["perplexity"] == ["nan"]
     assert rows(card)["max inf norm"] == ["inf"]

@@ -213,10 +213,11 @@ def test_the_papers_recipe():
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_bare_method_has_the_papers_parameters(model, method):
-    found = resolve(RunConfig(model=model, method=method, data="x", changes=SIZES[model]))
-    assert Method.parse(found.method) == presets.method_for(model, method)
-    assert resolve(found).method == found.method
+def test_a_method_by_its_name_has_its_defaults(model, method):
+    """For every model, with or without brackets; the paper's parameters are written out."""
+    for written in (method, f"{method}()"):
+        found = resolve(RunConfig(model=model, method=written, data="x", changes=SIZES[model]))
+        assert found.method == method
 
 
 @pytest.mark.parametrize("method", ["gated(predictor=linear)", "clipped(alpha=3)", "outeffhop(n=2)", "clipped()"])

@@ -22,9 +22,10 @@ from outeffhop.lab.training import RunFolder, resume, train, training_state
 from outeffhop.lab.training.config import to_yaml
 from outeffhop.lab.training.estimate import estimate
 from outeffhop.lab.training.nonfinite import NotFinite
-from outeffhop.lab.training.recipes import TASK, resolve
+from outeffhop.lab.training.recipes import TASK_OF, resolve
 from outeffhop.lab.training.run import prepare_data
 from outeffhop.lab.training.trainer import EpochSampler, RunTrainer
+from outeffhop.methods import Method
 from outeffhop.metrics import metric_for
 from outeffhop.models import model_summary
 from outeffhop.models.checkpoint import load_checkpoint
@@ -79,6 +80,24 @@ def test_each_method_is_trained(method, cache, tmp_path):
     assert model_summary(load_checkpoint(tmp_path / "a" / "model")).method.startswith(method)
 
 
+def test_a_method_is_read_once_and_carried(cache, tmp_path, monkeypatch):
+    """Its text is parsed where the config is resolved, where the model is built and for the card, and nowhere else.
+
+    What models read of their own configs is their own affair.
+    """
+    parse, where = Method.parse, []
+
+    def counted(text):
+        caller = sys._getframe(1).f_code.co_filename
+        if isinstance(text, str) and not caller.endswith("persistence.py"):
+            where.append(caller)
+        return parse(text)
+
+    monkeypatch.setattr(Method, "parse", staticmethod(counted))
+    train(config("opt", tmp_path / "a", cache, method="gated-outeffhop(init=0.3)"), quiet=True)
+    assert 0 < len(where) <= 3, where
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_what_a_run_leaves(model, whole_run):
     out = whole_run(model)
@@ -104,7 +123,7 @@ def test_the_saved_model_has_the_result(model, whole_run):
     run = RunFolder(out).config()
     loaded, prepared = load_checkpoint(out / "model"), prepare_data(run)
     assert model_summary(loaded).method == run.method == "outeffhop"
-    found = metric_for(TASK[model])(loaded, batches(prepared.validation, prepared.eval_collate, 8, limit=2))
+    found = metric_for(TASK_OF[model])(loaded, batches(prepared.validation, prepared.eval_collate, 8, limit=2))
     assert found == pytest.approx(result(out)["metrics"], rel=1e-6)
 
 

@@ -21,7 +21,7 @@ from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig
 from outeffhop.lab.training.recipes import resolve
 from outeffhop.lab.training.run import prepare_data
 from outeffhop.metrics import metric_for
-from outeffhop.models import model_summary
+from outeffhop.models import model_summary, presets
 from outeffhop.models.checkpoint import load_checkpoint
 from outeffhop.outliers import measure
 from outeffhop.quantization import Scheme, evaluate
@@ -164,7 +164,7 @@ def run_config(
         RunConfig(
             model=model,  # type: ignore[arg-type]
             preset=settings.scale,
-            method=method,
+            method=str(presets.paper_method(model, method)),
             data=spec,
             out="unnamed",
             changes=fields,

@@ -13,17 +13,19 @@ import re
 import shutil
 from os.path import expanduser
 from pathlib import Path
-from typing import Any
-
-from huggingface_hub import EvalResult, ModelCardData
+from typing import TYPE_CHECKING, Any
 
 from outeffhop._io import from_plain, write_whole
 from outeffhop.lab.training.config import RunConfig
-from outeffhop.lab.training.recipes import TASK, paper_steps
+from outeffhop.lab.training.recipes import TASK_OF, paper_steps
 from outeffhop.lab.training.rundir import RunFolder
 from outeffhop.methods import Method
 from outeffhop.models import presets
-from outeffhop.quantization.quantization_report import QuantizationReport
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCardData
+
+    from outeffhop.quantization.quantization_report import QuantizationReport
 
 __all__ = ["CARD", "model_card", "write_card", "save_pretrained"]
 
@@ -39,10 +41,12 @@ _PIPELINE = {
 
 def write_card(run: RunFolder) -> None:
     """Writes the card of a finished run anew, with the ``quantization.json`` that lies in its folder, if any."""
+    from outeffhop.quantization.quantization_report import QuantizationReport
+
     result = _finished(run)
     report = run.path / "quantization.json"
     quantized = QuantizationReport.load(report) if report.is_file() else None
-    write_whole(run.model / CARD, model_card(run, result, quantized))
+    write_whole(run.model / CARD, model_card(run, run.config(), result, quantized))
 
 
 def save_pretrained(run: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
@@ -58,16 +62,18 @@ def save_pretrained(run: str | os.PathLike[str], path: str | os.PathLike[str]) -
     shutil.copytree(folder.model, target, dirs_exist_ok=True)
 
 
-def model_card(run: RunFolder, result: dict[str, Any], quantized: QuantizationReport | None = None) -> str:
-    """The card's text; ``result`` is what ``result.json`` holds or will hold."""
-    config = run.config()
+def model_card(
+    run: RunFolder, config: RunConfig, result: dict[str, Any], quantized: QuantizationReport | None = None
+) -> str:
+    """The card's text; ``config`` is the run's, ``result`` what ``result.json`` holds or will hold."""
+    method = Method.parse(config.method)
     env = json.loads((run.path / "env.json").read_text(encoding="utf-8"))
     name = _plain(run.path.resolve().name)
     body = "\n\n".join(
         part
         for part in (
             f"# {_text(name)}",
-            _opening(config, env, result),
+            _opening(config, method, env, result),
             _loading(config),
             _numbers(config, result),
             _quantized(quantized),
@@ -75,7 +81,7 @@ def model_card(run: RunFolder, result: dict[str, Any], quantized: QuantizationRe
         )
         if part
     )
-    return f"---\n{_metadata(name, config, result).to_yaml()}\n---\n\n{body}\n"
+    return f"---\n{_metadata(name, config, method, result).to_yaml()}\n---\n\n{body}\n"
 
 
 def _finished(run: RunFolder) -> dict[str, Any]:
@@ -85,8 +91,10 @@ def _finished(run: RunFolder) -> dict[str, Any]:
     return found
 
 
-def _metadata(name: str, config: RunConfig, result: dict[str, Any]) -> ModelCardData:
-    pipeline, source = _PIPELINE[TASK[config.model]], _source(config.data)
+def _metadata(name: str, config: RunConfig, method: Method, result: dict[str, Any]) -> ModelCardData:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    pipeline, source = _PIPELINE[TASK_OF[config.model]], _source(config.data)
     hub = config.data.removeprefix("hub:").strip("/").split("/")[:2] if config.data.startswith("hub:") else []
     results = [
         EvalResult(
@@ -103,16 +111,16 @@ def _metadata(name: str, config: RunConfig, result: dict[str, Any]) -> ModelCard
     return ModelCardData(
         library_name="transformers",
         pipeline_tag=pipeline,
-        tags=["outeffhop", config.model, Method.parse(config.method).name],
+        tags=["outeffhop", config.model, method.name],
         datasets="/".join(hub) or None,
         model_name=name,
         eval_results=results or None,
     )
 
 
-def _opening(config: RunConfig, env: dict[str, Any], result: dict[str, Any]) -> str:
+def _opening(config: RunConfig, method: Method, env: dict[str, Any], result: dict[str, Any]) -> str:
     preset = presets.MODELS[config.model]
-    millions = preset.paper_parameters[Method.parse(config.method).gate is not None]
+    millions = preset.paper_parameters[method.gate is not None]
     begun = f" It goes on from the checkpoint {_code(Path(config.init).name)}." if config.init else ""
     early = ", where the validation metric no longer improved" if result["stopped_early"] else ""
     return (

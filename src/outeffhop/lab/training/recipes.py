@@ -16,10 +16,10 @@ from outeffhop.methods import Method
 from outeffhop.models import presets
 from outeffhop.models.remote_code import refuse_code
 
-__all__ = ["TASK", "resolve", "paper_steps"]
+__all__ = ["TASK_OF", "paper_steps", "resolve"]
 
-# model → what it learns
-TASK = {"bert": "mlm", "opt": "clm", "vit": "classification", "stanhop": "forecasting"}
+# model → the task it learns
+TASK_OF = {"bert": "mlm", "opt": "clm", "vit": "classification", "stanhop": "forecasting"}
 
 _TEXT = dict(optimizer="adamw", clip_norm=1.0, min_lr=0.0, patience=0)
 _BERT = dict(_TEXT, weight_decay=0.01, betas=(0.9, 0.999), schedule="linear")
@@ -41,7 +41,7 @@ _RARE = dict(eval_steps=1000, log_steps=50, save_steps=1000, outlier_steps=1000)
 _OFTEN = dict(eval_steps=200, log_steps=10, save_steps=200, outlier_steps=200)
 
 # "paper" is the paper's recipe; the others are ours, small OPT and BERT at settings where outliers emerge
-_TRAIN: dict[tuple[str, str], dict[str, Any]] = {
+_RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     ("bert", "tiny"): dict(_BERT, lr=1e-3, batch_size=32, max_steps=2000, warmup_steps=200, **_OFTEN),
     ("bert", "small"): dict(_BERT, lr=5e-4, batch_size=256, max_steps=11800, warmup_steps=1000, **_RARE)
     | {"schedule": "cosine"},
@@ -80,20 +80,15 @@ def resolve(config: RunConfig) -> RunConfig:
         raise ValueError("data is missing: a spec such as builtin:text, or a path (`outeffhop data` lists them)")
     if config.init is not None:
         config = dataclasses.replace(config, init=_checkpoint(config.init))
-    sizes = _sizes(config)
-    method = config.method
-    chosen = presets.method_for(config.model, method) if config.init is None else Method.parse(method)
-    name = str(chosen)
-    if config.init is None and presets.method_for(config.model, name) != chosen:
-        name = f"{name}()"  # its own defaults were asked for: the bare name would be given the paper's parameters
-    train = _filled(config.train, _TRAIN[config.model, config.preset])
-    _check(train)
-    return dataclasses.replace(config, method=name, train=train, samples=_samples(config, sizes))
+    method = str(Method.parse(config.method))
+    train = _filled(config.train, _RECIPES[config.model, config.preset])
+    _check_train(train)
+    return dataclasses.replace(config, method=method, train=train, samples=_samples(config, _model_config(config)))
 
 
 def paper_steps(model: str) -> int:
     """How many steps the paper's recipe of a model has at most."""
-    return int(_TRAIN[model, "paper"]["max_steps"])
+    return int(_RECIPES[model, "paper"]["max_steps"])
 
 
 def _checkpoint(init: str) -> str:
@@ -106,7 +101,7 @@ def _checkpoint(init: str) -> str:
     return str(run.model)
 
 
-def _sizes(config: RunConfig) -> Any:
+def _model_config(config: RunConfig) -> Any:
     """The config of the model to be trained: of its preset, or of the checkpoint it goes on from."""
     preset: PreTrainedConfig = presets.config(config.model, config.preset)
     for name in config.changes:
@@ -133,7 +128,7 @@ def _sizes(config: RunConfig) -> Any:
 
 
 def _samples(config: RunConfig, sizes: Any) -> DataConfig:
-    task = TASK[config.model]
+    task = TASK_OF[config.model]
     recipe: dict[str, Any] = {}
     if task in ("mlm", "clm"):
         recipe = dict(length=min(128 if task == "mlm" else 512, sizes.max_position_embeddings))
@@ -154,7 +149,7 @@ def _filled(given: Any, recipe: dict[str, Any]) -> Any:
     return dataclasses.replace(given, **{k: v for k, v in recipe.items() if getattr(given, k) is None})
 
 
-def _check(train: TrainConfig) -> None:
+def _check_train(train: TrainConfig) -> None:
     for name in _AT_LEAST_ONE:
         value = getattr(train, name)
         if value is not None and value < 1:

@@ -32,7 +32,7 @@ from outeffhop.lab.training.card import CARD, model_card
 from outeffhop.lab.training.checks import check_device, check_run
 from outeffhop.lab.training.config import RunConfig, TrainConfig, to_dict
 from outeffhop.lab.training.processes import roll_call
-from outeffhop.lab.training.recipes import TASK, resolve
+from outeffhop.lab.training.recipes import TASK_OF, resolve
 from outeffhop.lab.training.rundir import RunFolder
 from outeffhop.lab.training.sharding import shard
 from outeffhop.lab.training.trainer import RunArguments, RunTrainer
@@ -109,9 +109,9 @@ def resume(path: str | Path, *, quiet: bool = False) -> Result:
 def prepare_data(config: RunConfig) -> Prepared:
     """The data of a resolved config."""
     samples = {k: v for k, v in dataclasses.asdict(config.samples).items() if v is not None}
-    if config.init is not None and TASK[config.model] in ("mlm", "clm") and "tokenizer" not in samples:
+    if config.init is not None and TASK_OF[config.model] in ("mlm", "clm") and "tokenizer" not in samples:
         samples["tokenizer"] = config.init  # another one's ids would mean nothing to the weights
-    return prepare(config.data, TASK[config.model], seed=config.train.seed, **samples)
+    return prepare(config.data, TASK_OF[config.model], seed=config.train.seed, **samples)
 
 
 def build(config: RunConfig, changes: dict[str, Any]) -> PreTrainedModel:
@@ -215,7 +215,7 @@ def _finish(trainer: RunTrainer, folder: RunFolder, config: RunConfig) -> Result
         trainer.model.save_pretrained(side, state_dict=weights)
         if trainer.prepared.tokenizer is not None:
             trainer.prepared.tokenizer.save_pretrained(side)
-        write_whole(side / CARD, model_card(folder, dataclasses.asdict(result)))
+        write_whole(side / CARD, model_card(folder, config, dataclasses.asdict(result)))
         shutil.rmtree(folder.model, ignore_errors=True)
         os.replace(side, folder.model)
         report.save(folder.path / "outliers.json")
