@@ -11,7 +11,8 @@ from transformers import Trainer
 from outeffhop.lab.training import resume, train, training_state
 from outeffhop.lab.training.config import to_yaml
 from outeffhop.lab.training.nonfinite import LossWatch
-from outeffhop.lab.training.trainer import RunArguments, RunTrainer
+from outeffhop.lab.training.trainer import RunTrainer
+from outeffhop.lab.training.trainer_arguments import RunArguments
 
 
 def test_only_one_private_method_is_replaced():

@@ -12,16 +12,14 @@ import time
 import traceback
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel, TrainerState, set_seed
-from transformers.integrations.integration_utils import TensorBoardCallback
+from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
 from transformers.utils import logging
 
 from outeffhop import __version__
@@ -29,13 +27,15 @@ from outeffhop._io import read_as, read_json, write_whole
 from outeffhop.lab.data import Prepared, prepare
 from outeffhop.lab.training.callbacks import Interrupt, Journal, Patience
 from outeffhop.lab.training.card import CARD, model_card
-from outeffhop.lab.training.checks import check_device, check_run
+from outeffhop.lab.training.checks import check_run
 from outeffhop.lab.training.config import RunConfig, TrainConfig, to_dict
 from outeffhop.lab.training.processes import roll_call
 from outeffhop.lab.training.recipes import TASK_OF, resolve
 from outeffhop.lab.training.rundir import RunFolder
 from outeffhop.lab.training.sharding import shard
-from outeffhop.lab.training.trainer import RunArguments, RunTrainer
+from outeffhop.lab.training.trainer import RunTrainer
+from outeffhop.lab.training.trainer_arguments import RunArguments, trainer_arguments
+from outeffhop.lab.training.training_state import model_state
 from outeffhop.models import convert, model_summary, presets
 from outeffhop.models.checkpoint import load_checkpoint
 
@@ -126,7 +126,7 @@ def build(config: RunConfig, changes: dict[str, Any]) -> PreTrainedModel:
 
 
 def _run(config: RunConfig, folder: RunFolder, quiet: bool, fresh: bool) -> Result:
-    arguments = _arguments(config, folder)
+    arguments = trainer_arguments(config, folder)
     with roll_call(folder, config.train.timeout):
         return _trained(config, folder, arguments, quiet, fresh)
 
@@ -208,66 +208,17 @@ def _finish(trainer: RunTrainer, folder: RunFolder, config: RunConfig) -> Result
         avg_kurtosis=report.avg_kurtosis,
         stopped_early=state.global_step < (config.train.max_steps or 0),
     )
-    weights = trainer.whole_weights()
+    weights = model_state(trainer.model)
     if trainer.is_world_process_zero():
         side = folder.path / ".tmp-model"
         shutil.rmtree(side, ignore_errors=True)
-        trainer.model.save_pretrained(side, state_dict=weights)
-        if trainer.prepared.tokenizer is not None:
-            trainer.prepared.tokenizer.save_pretrained(side)
+        trainer.save_pretrained(side, weights)
         write_whole(side / CARD, model_card(folder, config, dataclasses.asdict(result)))
         shutil.rmtree(folder.model, ignore_errors=True)
         os.replace(side, folder.model)
         report.save(folder.path / "outliers.json")
         folder.write_json("result.json", dataclasses.asdict(result))
     return result
-
-
-def _arguments(config: RunConfig, folder: RunFolder) -> RunArguments:
-    train = config.train
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    check_device(train)
-    on_cpu = train.device == "cpu" or not torch.cuda.is_available()
-    # sharded weights have their precision from the sharding itself
-    precision = {} if train.fsdp else {"bf16": train.precision == "bf16", "fp16": train.precision == "fp16"}
-    if train.track != "none" and find_spec(train.track) is None:
-        raise ValueError(f"train.track={train.track!r} is not installed: pip install 'outeffhop[tracking]'")
-    settings: dict[str, Any] = dict(
-        output_dir=str(folder.checkpoints),
-        use_cpu=on_cpu,
-        max_steps=train.max_steps,
-        per_device_train_batch_size=max((train.batch_size or 1) // (train.accumulate * world), 1),
-        gradient_accumulation_steps=train.accumulate,
-        max_grad_norm=train.clip_norm,
-        seed=train.seed,
-        logging_steps=train.log_steps,
-        logging_nan_inf_filter=False,
-        save_strategy="steps",
-        save_only_model=True,  # RunTrainer.save_model writes the rest as well, without pickles
-        save_steps=train.save_steps,
-        eval_strategy="steps",
-        eval_steps=train.eval_steps,
-        report_to=[]
-        if train.track in ("none", "tensorboard")
-        else [train.track],  # tensorboard: with its folder, above
-        run_name=folder.path.name,
-        torch_compile=train.compile,
-        tf32=False,  # or torch_compile turns it on for this process, and what is measured after training is rounded
-        gradient_checkpointing=train.gradient_checkpointing,
-        dataloader_num_workers=train.workers,
-        dataloader_drop_last=True,
-        dataloader_pin_memory=not on_cpu,
-        accelerator_config={"non_blocking": not on_cpu},  # or every batch would wait for the GPU to be done
-        remove_unused_columns=False,
-        disable_tqdm=True,
-        ddp_backend="gloo" if on_cpu and world > 1 else None,
-        ddp_timeout=train.timeout,
-        ddp_find_unused_parameters=False,  # there are none, and looking for them costs a pass over the graph
-        **precision,
-    )
-    if on_cpu and world > 1 and not dist.is_initialized():  # TrainingArguments would, on a CPU without the timeout
-        dist.init_process_group("gloo", timeout=timedelta(seconds=train.timeout))
-    return RunArguments(**settings)
 
 
 def _check_same(old: RunConfig, new: RunConfig) -> None:

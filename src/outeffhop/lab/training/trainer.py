@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from outeffhop.lab.data import Prepared, batches
 from outeffhop.lab.training import training_state as kept
@@ -27,24 +27,11 @@ from outeffhop.lab.training.nonfinite import LossWatch, NotFinite, broken_weight
 from outeffhop.lab.training.optimization import make_optimizer, make_schedule
 from outeffhop.lab.training.rundir import RunFolder
 from outeffhop.lab.training.sharding import Sharded
+from outeffhop.lab.training.trainer_arguments import RunArguments
 from outeffhop.metrics import evaluating, metric_for
 from outeffhop.outliers import measure
 
-__all__ = ["EpochSampler", "RunArguments", "RunTrainer"]
-
-
-class RunArguments(TrainingArguments):
-    """Trainer's arguments, with which it writes nothing and uses one GPU per process."""
-
-    @property
-    def should_save(self) -> bool:
-        """False: ``RunTrainer.save_model`` writes checkpoints, without pickles and all at once."""
-        return False
-
-    @property
-    def n_gpu(self) -> int:
-        """At most 1: torchrun is how several are used, and Trainer would give each GPU here a batch of its own."""
-        return min(int(super().n_gpu), 1)
+__all__ = ["EpochSampler", "RunTrainer"]
 
 
 class EpochSampler(Sampler[int]):
@@ -330,9 +317,7 @@ class RunTrainer(Trainer):
         self._wait()
 
     def _write(self, side: Path, weights: Any, optimizer: dict[str, Any], loss: float) -> None:
-        self.model.save_pretrained(side, state_dict=weights)
-        if self.prepared.tokenizer is not None:
-            self.prepared.tokenizer.save_pretrained(side)
+        self.save_pretrained(side, weights)
         kept.save_optimizer(optimizer, side)
         schedule = {k: v for k, v in self.lr_scheduler.state_dict().items() if k != "lr_lambdas"}
         scaler = self.accelerator.scaler
@@ -348,9 +333,11 @@ class RunTrainer(Trainer):
         (side / "progress.json").write_text(json.dumps(progress))
         self.state.save_to_json(str(side / "trainer_state.json"))
 
-    def whole_weights(self) -> dict[str, Tensor] | None:
-        """For ``save_pretrained`` of a sharded model. Collective."""
-        return kept.model_state(self.model)
+    def save_pretrained(self, folder: Path, weights: dict[str, Tensor] | None) -> None:
+        """The model and its tokenizer; ``weights`` of a sharded model, from ``training_state.model_state``."""
+        self.model.save_pretrained(folder, state_dict=weights)
+        if self.prepared.tokenizer is not None:
+            self.prepared.tokenizer.save_pretrained(folder)
 
     def _wait(self) -> None:
         if self.args.world_size > 1:
