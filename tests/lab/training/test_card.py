@@ -90,10 +90,10 @@ def test_a_damaged_report_is_named(run):
 def test_only_a_finished_run_is_published(run, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("")
-    with pytest.raises(ValueError, match="is not overwritten"):
+    with pytest.raises(ValueError, match="never overwritten"):
         save_pretrained(run.path, tmp_path / "full")
     (run.path / "result.json").unlink()
-    with pytest.raises(ValueError, match="no finished run"):
+    with pytest.raises(ValueError, match="not a finished run"):
         save_pretrained(run.path, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -133,4 +133,4 @@ def test_what_is_not_finite_is_told(run):
 
 def test_a_run_that_goes_on_from_a_checkpoint(whole_run, cache, tmp_path):
     train(config("bert", tmp_path / "a", cache, init=whole_run("bert") / "model", max_steps=1), quiet=True)
-    assert "It goes on from the checkpoint `model`." in (tmp_path / "a" / "model" / CARD).read_text()
+    assert "started from the checkpoint `model`" in (tmp_path / "a" / "model" / CARD).read_text()

@@ -263,7 +263,7 @@ def test_a_bad_value_is_refused_by_name(field, value):
         ({"data": "x", "method": "outefhop"}, "outeffhop"),
         ({"data": "x", "changes": {"num_hiden_layers": 1}}, "changes.num_hiden_layers.*'num_hidden_layers'"),
         ({"data": "x", "changes": {"hidden_size": "big"}}, "changes={'hidden_size': 'big'}: .*expected int"),
-        ({"data": "x", "init": "nowhere"}, "init='nowhere' is no folder of a checkpoint"),
+        ({"data": "x", "init": "nowhere"}, "init='nowhere' is not a checkpoint folder"),
         ({"data": "x", "model": "vit", "train": TrainConfig(lr=1e-6)}, r"train\.min_lr=1e-05 is above train\.lr=1e-06"),
     ],
 )

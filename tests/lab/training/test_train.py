@@ -169,7 +169,7 @@ def test_accumulation_changes_nothing(model, cache, tmp_path):
     assert furthest(weights(tmp_path / "1"), weights(tmp_path / "4")) < 1e-5
 
 
-def test_accumulation_without_the_mending(cache, tmp_path, monkeypatch):
+def test_accumulation_without_our_scaling(cache, tmp_path, monkeypatch):
     """The model takes the number of items and does not use it: Trainer's own loss is four times too large."""
     whole = run_with("bert", tmp_path / "1", cache)
     monkeypatch.setattr(RunTrainer, "compute_loss", Trainer.compute_loss)
@@ -333,20 +333,20 @@ def overflow(model):
         (lambda t, m, i: overflow(m), r"activations not finite, first in model\.decoder\.layers\.1\.fc"),
     ],
 )
-def test_a_loss_that_is_no_number(harm, tensors, cache, tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite(harm, tensors, cache, tmp_path, monkeypatch):
     at_call(monkeypatch, 7, harm)
     with pytest.raises(NotFinite, match=rf"at step 7 \({tensors}.*last good checkpoint is .*checkpoint-4"):
         train(config("opt", tmp_path / "a", cache), quiet=True)
     assert checkpoints(tmp_path / "a") == ["checkpoint-4"]
 
 
-def test_data_that_are_no_numbers(cache, tmp_path, monkeypatch):
+def test_data_that_is_not_finite(cache, tmp_path, monkeypatch):
     at_call(monkeypatch, 2, lambda t, m, i: i["past_values"].view(-1)[:1].fill_(float("nan")))
     with pytest.raises(NotFinite, match=r"at step 2 \(the data: past_values is not finite\); there is no checkpoint"):
         train(config("stanhop", tmp_path / "a", cache), quiet=True)
 
 
-def test_weights_that_are_no_numbers_are_not_saved(cache, tmp_path, monkeypatch):
+def test_weights_that_are_not_finite_are_not_saved(cache, tmp_path, monkeypatch):
     """A gradient that is not finite, of a loss that is, in the very step that is saved."""
 
     def harm(trainer, model, inputs):
@@ -387,7 +387,7 @@ def test_a_signal_checkpoints_and_ends(kind, step, whole_run, cache, tmp_path):
 
 
 def test_a_signal_to_all_processes_of_a_job(cache, tmp_path):
-    """Those that load data are needed to finish the step. The signal comes from without, as from a scheduler."""
+    """Workers that load data are needed to finish the step. The signal comes from outside, as from a scheduler."""
     send = "import os, signal, sys; [os.kill(int(who), signal.SIGTERM) for who in sys.argv[1:]]"
 
     def everyone(*_):

@@ -1,4 +1,4 @@
-"""What happens beside the steps: lines of metrics, a progress bar, an orderly end."""
+"""Callbacks: metrics.jsonl and progress, interruption by a signal, early stopping."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Journal", "Interrupt", "Patience"]
 
 
 class Journal(TrainerCallback):
-    """metrics.jsonl, and what the terminal shows: a bar where it is one, plain lines where it is not."""
+    """Writes metrics.jsonl and shows progress: a bar in a terminal, plain lines elsewhere."""
 
     def __init__(self, folder: RunFolder, samples_per_step: int, tokens_per_sample: int | None, quiet: bool) -> None:
         self.folder, self.quiet = folder, quiet
@@ -30,7 +30,7 @@ class Journal(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._since = (time.perf_counter(), state.global_step)
         if state.is_world_process_zero and not self.quiet and state.global_step:
-            print(f"going on from step {state.global_step} of {state.max_steps}", flush=True)
+            print(f"resuming from step {state.global_step} of {state.max_steps}", flush=True)
         if state.is_world_process_zero and not self.quiet and sys.stdout.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -85,11 +85,11 @@ def _short(name: str) -> str:
 
 
 class Interrupt(TrainerCallback):
-    """Ctrl-C or SIGTERM: the step is finished, a checkpoint written, and training ends. A second one ends at once."""
+    """Ctrl-C or SIGTERM: finishes the step, writes a checkpoint, and ends training. A second one ends it at once."""
 
     def __init__(self) -> None:
         self.wanted = False  # by a signal to this process
-        self.ended = False  # training, for all processes
+        self.ended = False  # training has ended, on all processes
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -109,7 +109,7 @@ class Interrupt(TrainerCallback):
         self.wanted = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        # all processes end at the same step, or some would wait for ever; they ask each other now and then
+        # all processes must end at the same step, or some would wait forever; they ask each other at every log
         if args.world_size == 1 or state.global_step % args.logging_steps == 0:
             self._agree(args)
         if self.ended:

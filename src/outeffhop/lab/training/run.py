@@ -1,4 +1,4 @@
-"""Training from a config to a run's folder, and on from where a run stopped."""
+"""Trains a config into a run's folder, and resumes a run from where it stopped."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ from outeffhop.models.checkpoint import load_checkpoint
 
 __all__ = ["train", "resume", "build", "prepare_data", "Result"]
 
+# task → the metric that patience watches, and whether more of it is better
 _CHIEF = {"mlm": ("eval_loss", False), "clm": ("eval_loss", False)} | {
     "classification": ("eval_accuracy", True),
     "forecasting": ("eval_mse", False),
@@ -53,10 +54,10 @@ class Result:
     """How a run ended; ``result.json``.
 
     Attributes:
-        steps: taken in all.
-        metrics: of the last evaluation on the validation set.
-        max_inf_norm, avg_kurtosis: as the paper measures them, of the last model.
-        stopped_early: no gain for ``train.patience`` evaluations.
+        steps: the number of steps taken.
+        metrics: those of the last evaluation on the validation set.
+        max_inf_norm, avg_kurtosis: outliers of the last model, as the paper measures them.
+        stopped_early: whether ``train.patience`` evaluations without improvement ended it.
     """
 
     steps: int
@@ -75,12 +76,12 @@ def train(config: RunConfig, *, resume: bool = False, quiet: bool = False) -> Re
 
     Args:
         config: fields left at None are filled in by the recipe.
-        resume: go on from the last whole checkpoint where ``out`` holds a run of this config already.
-        quiet: no progress on the terminal.
+        resume: if ``out`` holds a run of this config already, continue it from its last whole checkpoint.
+        quiet: show no progress.
     """
     config = resolve(config)
     if not config.out:
-        raise ValueError("out is missing: the folder of the run")
+        raise ValueError("out is missing: name the folder of the run")
     folder = RunFolder(config.out)
     fresh = not (folder.exists and resume)
     if not fresh:
@@ -94,13 +95,13 @@ def train(config: RunConfig, *, resume: bool = False, quiet: bool = False) -> Re
 
 
 def resume(path: str | Path, *, quiet: bool = False) -> Result:
-    """Goes on with the run in a folder from its last whole checkpoint, to the numbers it would have had.
+    """Continues the run in a folder from its last whole checkpoint, to the numbers it would have reached.
 
-    A finished run without checkpoints is left as it is, and says its numbers again.
+    A finished run without checkpoints is left as it is; its result is returned.
     """
     folder = RunFolder(path)
     config = dataclasses.replace(folder.config(), out=str(path))
-    if folder.finished and folder.last_checkpoint() is None:  # it would begin again
+    if folder.finished and folder.last_checkpoint() is None:  # it would start from the beginning
         return Result.load(folder.path / "result.json")
     with folder.locked() if _rank() == 0 else nullcontext():
         return _run(config, folder, quiet, fresh=False)
@@ -110,13 +111,13 @@ def prepare_data(config: RunConfig) -> Prepared:
     """The data of a resolved config."""
     samples = {k: v for k, v in dataclasses.asdict(config.samples).items() if v is not None}
     if config.init is not None and TASK_OF[config.model] in ("mlm", "clm") and "tokenizer" not in samples:
-        samples["tokenizer"] = config.init  # another one's ids would mean nothing to the weights
+        samples["tokenizer"] = config.init  # the weights know no other tokenizer's ids
     return prepare(config.data, TASK_OF[config.model], seed=config.train.seed, **samples)
 
 
 def build(config: RunConfig, changes: dict[str, Any]) -> PreTrainedModel:
-    """The model of a resolved config; ``changes`` are those the data asks for."""
-    logging.disable_progress_bar()  # transformers' own, for every file it reads or writes
+    """The model of a resolved config; ``changes`` are the fields of its config that the data decides."""
+    logging.disable_progress_bar()  # transformers shows one for every file it reads or writes
     if config.init is not None:
         return convert(load_checkpoint(config.init), config.method)
     if config.model in ("bert", "opt"):
@@ -135,25 +136,23 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
     train = config.train
     if arguments.world_size > 1 and (train.batch_size or 1) % (arguments.world_size * train.accumulate):
         raise ValueError(
-            f"train.batch_size={train.batch_size} does not divide by {arguments.world_size} processes times "
+            f"train.batch_size={train.batch_size} is not divisible by {arguments.world_size} processes times "
             f"train.accumulate={train.accumulate}: batch_size counts the samples of a whole step"
         )
     if train.fsdp and not dist.is_initialized():
-        raise ValueError("train.fsdp=True shards over the processes of torchrun: start it with torchrun")
+        raise ValueError("train.fsdp=True shards over the processes of torchrun: start the run with torchrun")
     with arguments.main_process_first(desc="data"):
         prepared = prepare_data(config)
     set_seed(train.seed)
     model: Any = build(config, prepared.changes)
     check_run(config, model, prepared)
     last = folder.last_checkpoint()
-    if arguments.process_index == 0:  # nothing is wrong with the config: the run begins
+    if arguments.process_index == 0:  # all checks have passed: the run begins
         if fresh:
             folder.create(config)
         folder.clean()
         folder.write_json("env.json", _began(folder) | _environment(config, model, prepared, arguments))
         folder.forget_after(json.loads((last / "progress.json").read_text())["lines"] if last else 0)
-    if getattr(model.config, "use_cache", False):
-        model.config.use_cache = False  # a cache serves generation, and breaks the graph of torch.compile
     if train.fsdp:
         shard(model.to(arguments.device), arguments.device, train.precision)
     tokens = config.samples.length if prepared.tokenizer is not None else None
@@ -178,7 +177,7 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
         try:
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
         except BaseException as error:
-            if train.workers:  # they end with the loader's iterator, which the frames of the traceback hold
+            if train.workers:  # they end with the loader's iterator, which the traceback's frames keep alive
                 traceback.clear_frames(error.__traceback__)
             raise
         finally:
@@ -197,7 +196,7 @@ def _over(checkpoint: Path, train: TrainConfig, patience: Patience | None) -> bo
 
 
 def _finish(trainer: RunTrainer, folder: RunFolder, config: RunConfig) -> Result:
-    """The last numbers, and the model as a checkpoint of its own."""
+    """Measures and writes the result, and saves the model as a checkpoint of its own."""
     metrics = trainer.evaluate()
     report = trainer.measure_outliers()
     state = trainer.state
@@ -222,7 +221,7 @@ def _finish(trainer: RunTrainer, folder: RunFolder, config: RunConfig) -> Result
 
 
 def _check_same(old: RunConfig, new: RunConfig) -> None:
-    """A run goes on as it began, but for how often it looks and saves."""
+    """Raises if a run would continue with other settings; how often it measures and saves may change."""
     free = {
         "out",
         "eval_steps",
@@ -239,8 +238,8 @@ def _check_same(old: RunConfig, new: RunConfig) -> None:
     for key in a | b:
         if key.split(".")[-1] not in free and a.get(key) != b.get(key):
             raise ValueError(
-                f"the run in {new.out!r} was begun with {key}={a.get(key)!r}, not {b.get(key)!r}: "
-                "go on as it began (outeffhop resume), or choose another out"
+                f"the run in {new.out!r} was started with {key}={a.get(key)!r}, not {b.get(key)!r}: "
+                "continue it with its own settings (outeffhop resume), or choose another out"
             )
 
 
@@ -269,17 +268,17 @@ def _environment(
 
 
 def _began(folder: RunFolder) -> dict[str, str]:
-    """When the run was begun, however often it went on since."""
+    """When the run was first started."""
     with suppress(OSError, ValueError, KeyError, TypeError):  # it was killed before the file was written
         return {"began": read_json(folder.path / "env.json")["began"]}
     return {"began": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
 
 
 def _revision() -> str | None:
-    """Of the folder the command was given in, where it is a git repository."""
+    """The git revision of the current folder, if it is in a repository."""
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    except OSError:  # there is no git here
+    except OSError:  # git is not installed
         return None
     return found.stdout.strip() or None
 

@@ -38,7 +38,7 @@ def trainer_arguments(config: RunConfig, folder: RunFolder) -> RunArguments:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     check_device(train)
     on_cpu = train.device == "cpu" or not torch.cuda.is_available()
-    # sharded weights have their precision from the sharding itself
+    # the precision of sharded weights is set by the sharding
     precision = {} if train.fsdp else {"bf16": train.precision == "bf16", "fp16": train.precision == "fp16"}
     if train.track != "none" and find_spec(train.track) is None:
         raise ValueError(f"train.track={train.track!r} is not installed: pip install 'outeffhop[tracking]'")
@@ -60,19 +60,19 @@ def trainer_arguments(config: RunConfig, folder: RunFolder) -> RunArguments:
         report_to=[train.track] if train.track in ("trackio", "wandb") else [],  # tensorboard needs its folder as well
         run_name=folder.path.name,
         torch_compile=train.compile,
-        tf32=False,  # or torch_compile turns it on for this process, and what is measured after training is rounded
+        tf32=False,  # torch_compile would turn it on for the whole process, and round what is measured after training
         gradient_checkpointing=train.gradient_checkpointing,
         dataloader_num_workers=train.workers,
         dataloader_drop_last=True,
         dataloader_pin_memory=not on_cpu,
-        accelerator_config={"non_blocking": not on_cpu},  # or every batch would wait for the GPU to be done
+        accelerator_config={"non_blocking": not on_cpu},  # otherwise every batch waits for the GPU
         remove_unused_columns=False,
         disable_tqdm=True,
         ddp_backend="gloo" if on_cpu and world > 1 else None,
         ddp_timeout=train.timeout,
-        ddp_find_unused_parameters=False,  # there are none, and looking for them costs a pass over the graph
+        ddp_find_unused_parameters=False,  # there are none, and the search costs a pass over the graph
         **precision,
     )
-    if on_cpu and world > 1 and not dist.is_initialized():  # TrainingArguments would, on a CPU without the timeout
+    if on_cpu and world > 1 and not dist.is_initialized():  # TrainingArguments does so on a CPU without the timeout
         dist.init_process_group("gloo", timeout=timedelta(seconds=train.timeout))
     return RunArguments(**settings)
