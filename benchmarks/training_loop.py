@@ -29,7 +29,7 @@ from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig
 from outeffhop.lab.training.optimization import make_optimizer, make_schedule
 from outeffhop.lab.training.recipes import resolve
 from outeffhop.lab.training.run import build, prepare_data
-from outeffhop.lab.training.trainer import EpochSampler
+from outeffhop.lab.training.train_loader import EpochSampler
 
 # device → preset, precision, copies of the text (a small model has more in a batch), steps between two lines, lines
 SETTINGS = {"cpu": ("tiny", "fp32", 1, 5, 6), "cuda": ("small", "bf16", 30, 20, 6)}

@@ -140,7 +140,7 @@ def test_a_wrong_config_file_is_refused_by_key(text, right, capsys):
         (["--data", "builtin:text", "--out", "a", "--method", "outefhop"], "did you mean 'outeffhop'"),
         (["--data", "builtin:text", "--out", "a", "--model", "optt"], "opt"),
         (["--data", "builtin:text", "--out", "a", "--train.batch-size", "0"], "train.batch_size=0"),
-        (["--data", "builtin:text", "--out", "a", "--train.precision", "fp16"], "bf16 and fp32 serve"),
+        (["--data", "builtin:text", "--out", "a", "--train.precision", "fp16"], "train.precision='fp16' needs a GPU"),
         (["--data", "builtin:text", "--out", "a", "--config", "none.yaml"], "none.yaml"),
     ],
 )
@@ -169,7 +169,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(capsys):
 def test_a_dry_run_refuses_what_training_would(capsys):
     command = ["train", "--data", "builtin:text", "--dry-run"]
     assert "train.device='cuda'" in refused(capsys, [*command, "--train.device", "cuda"])
-    assert "bf16 and fp32 serve" in refused(capsys, [*command, "--train.precision", "fp16"])
+    assert "train.precision='fp16' needs a GPU" in refused(capsys, [*command, "--train.precision", "fp16"])
 
 
 def test_numbers_that_are_not_finite_are_json_all_the_same(monkeypatch, capsys):

@@ -24,7 +24,8 @@ from outeffhop.lab.training.estimate import estimate
 from outeffhop.lab.training.nonfinite import NotFinite
 from outeffhop.lab.training.recipes import TASK_OF, resolve
 from outeffhop.lab.training.run import prepare_data
-from outeffhop.lab.training.trainer import EpochSampler, RunTrainer
+from outeffhop.lab.training.train_loader import EpochSampler
+from outeffhop.lab.training.trainer import RunTrainer
 from outeffhop.methods import Method
 from outeffhop.metrics import metric_for
 from outeffhop.models import model_summary

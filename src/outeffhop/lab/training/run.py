@@ -172,7 +172,7 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
             callbacks=[*callbacks, interrupt],
         )
         try:
-            trainer.train(resume_from_checkpoint=None if last is None else str(last))
+            trainer.train()
         except BaseException as error:
             if train.workers:  # they end with the loader's iterator, which the traceback's frames keep alive
                 traceback.clear_frames(error.__traceback__)

@@ -7,16 +7,16 @@ method that must be replaced, ``_load_from_checkpoint``, says why. Trainer itsel
 from __future__ import annotations
 
 import json
-import signal
+import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from outeffhop.lab.data import Prepared, batches
@@ -27,36 +27,14 @@ from outeffhop.lab.training.nonfinite import LossWatch, NotFinite, broken_weight
 from outeffhop.lab.training.optimization import make_optimizer, make_schedule
 from outeffhop.lab.training.rundir import RunFolder
 from outeffhop.lab.training.sharding import Sharded
+from outeffhop.lab.training.train_loader import EpochSampler, make_loader
 from outeffhop.lab.training.trainer_arguments import RunArguments
 from outeffhop.metrics import evaluating, metric_for
 from outeffhop.outliers import measure
 
-__all__ = ["EpochSampler", "RunTrainer"]
+__all__ = ["RunTrainer"]
 
-
-class EpochSampler(Sampler[int]):
-    """A shuffle that depends on seed and epoch alone, cut to whole steps.
-
-    It is the same for any number of processes and any accumulation.
-    """
-
-    def __init__(self, size: int, batch: int, seed: int) -> None:
-        self.size, self.batch, self.seed, self.epoch = size, batch, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    @property
-    def steps(self) -> int:
-        """Steps in an epoch."""
-        return self.size // self.batch
-
-    def __len__(self) -> int:
-        return self.steps * self.batch
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        yield from torch.randperm(self.size, generator=generator)[: len(self)].tolist()
+_STATE = "trainer_state.json"
 
 
 class RunTrainer(Trainer):
@@ -117,20 +95,19 @@ class RunTrainer(Trainer):
         self._loss = torch.zeros((), device=arguments.device)  # the sum of the losses since the last log
         self._logged = 0  # the step of the last log
 
+    def train(self, *_: Any, **__: Any) -> Any:
+        """Trains from the start, or on from the checkpoint."""
+        if self.checkpoint is None:
+            return super().train()
+        # Trainer would also read pickles planted in the checkpoint's folder, so it gets a folder with its state only
+        with TemporaryDirectory() as folder:
+            shutil.copy(self.checkpoint / _STATE, folder)
+            return super().train(resume_from_checkpoint=folder)
+
     # data
 
     def get_train_dataloader(self) -> Any:
-        loader: DataLoader[Any] = DataLoader(
-            self.prepared.train,  # type: ignore[arg-type]
-            batch_size=self.args.train_batch_size,
-            sampler=self.sampler,
-            collate_fn=self.prepared.collate,
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-            drop_last=True,
-            worker_init_fn=_ignore_signals,
-        )
-        return self.accelerator.prepare(loader)
+        return self.accelerator.prepare(make_loader(self.prepared, self.sampler, self.args))
 
     def set_initial_training_values(self, *args: Any) -> Any:
         epochs, *others = super().set_initial_training_values(*args)
@@ -331,7 +308,7 @@ class RunTrainer(Trainer):
             "lines": len(self.folder.metrics()),
         }
         (side / "progress.json").write_text(json.dumps(progress))
-        self.state.save_to_json(str(side / "trainer_state.json"))
+        self.state.save_to_json(str(side / _STATE))
 
     def save_pretrained(self, folder: Path, weights: dict[str, Tensor] | None) -> None:
         """The model and its tokenizer; ``weights`` of a sharded model, from ``training_state.model_state``."""
@@ -345,7 +322,7 @@ class RunTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Private, and replaced: Trainer's own reads weights by the file's names, and into whole tensors only."""
-        kept.load_model_state(self.model, Path(resume_from_checkpoint))
+        kept.load_model_state(self.model, self.checkpoint or Path(resume_from_checkpoint))
 
     def restore(self) -> None:
         """All of a checkpoint but the weights and the random numbers, as training begins."""
@@ -383,13 +360,6 @@ class _Events(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self.trainer.measure_if_due()
-
-
-def _ignore_signals(worker: int) -> None:
-    """In a process that loads data: a signal to a whole job must not end it, as the process that trains finishes its
-    step first and needs data for it. That one also ends the workers, by dropping the loader's iterator."""
-    for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, signal.SIG_IGN)
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:
