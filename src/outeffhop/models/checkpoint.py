@@ -138,7 +138,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _base(config: PreTrainedConfig) -> list[Any]:
-    found: Any = transformers.AutoModel._model_mapping.get(type(config), None)
+    found: Any = transformers.MODEL_MAPPING.get(type(config), None)
     return [] if found is None else list(found) if isinstance(found, tuple) else [found]
 
 

@@ -9,9 +9,20 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from outeffhop.methods import Method, SoftmaxN
-from outeffhop.models.modules import attention_modules, check, extension_of, hook_all, hopfield_layers, install
-from outeffhop.models.persistence import is_annealing, method_of, own_config, write, write_all
+from outeffhop.methods import METHODS, Method, SoftmaxN
+from outeffhop.models.config_entry import with_inner, write
+from outeffhop.models.hf_private import implementation, set_implementation
+from outeffhop.models.modules import (
+    attention_modules,
+    check,
+    extension_of,
+    has_attention,
+    hook_all,
+    hopfield_layers,
+    install,
+    method_at,
+)
+from outeffhop.models.persistence import annealing, describe
 from outeffhop.models.sink_schedule import FAR, SinkSchedule, movable, refuse_own_sinks
 from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
 
@@ -55,17 +66,18 @@ def convert(model: Model, method: str | Method, *, same_function: bool = False) 
     check(model, new)
     if same_function:
         _check_start(model, new)
-    own_config(model)
+    _own_configs(model)
     model.set_attn_implementation(new.name)
+    modules = attention_modules(model).values()
     # transformers 5.17 passes over parts whose config is a copy of the model's own, such as T5's encoder
-    for part in (m for m in model.modules() if isinstance(m, PreTrainedModel)):
-        if part.config._attn_implementation != new.name and part._can_set_attn_implementation():
-            part.set_attn_implementation(new.name)
-    if model.config._attn_implementation != new.name:
-        raise ValueError(f"{type(model).__name__} does not let its attention implementation be set to {new.name!r}")
-    install(model, new)
-    write_all(model, new)
-    extensions = [e for m in attention_modules(model).values() if (e := extension_of(m)) is not None]
+    parts = [m for m in model.modules() if isinstance(m, PreTrainedModel) and has_attention(m)]
+    for part in (*parts, *modules):
+        set_implementation(part.config, new.name)  # type: ignore[arg-type]
+    # The gates' random numbers are drawn aside: with one seed, a model's own weights are those it has without gates.
+    with torch.random.fork_rng(devices=[]):
+        for module in modules:
+            install(module, new)
+    extensions = [e for m in modules if (e := extension_of(m)) is not None]
     for extension in extensions:
         extension.release()
     hook_all(model)
@@ -75,14 +87,23 @@ def convert(model: Model, method: str | Method, *, same_function: bool = False) 
         for extension in extensions:
             if isinstance(extension.sink, nn.Parameter):
                 nn.init.constant_(extension.sink, FAR)
+    describe(model)
     return model
+
+
+def _own_configs(model: PreTrainedModel) -> None:
+    """Gives a model its own copies of its configs: another model may have been built from the same object."""
+    memo: dict[int, Any] = {}  # one copy of each, wherever it is held
+    for part in model.modules():
+        for name, value in list(vars(part).items()):
+            if isinstance(value, PreTrainedConfig):
+                setattr(part, name, copy.deepcopy(value, memo))
 
 
 def _check_start(model: PreTrainedModel, method: Method) -> None:
     for name, module in attention_modules(model).items():
-        config: Any = module.config
-        old = method_of(config)
-        if old not in (None, Method.parse("vanilla")) and not is_annealing(config):
+        old, extension = method_at(module), extension_of(module)
+        if old not in (None, METHODS["vanilla"].method) and not (extension is not None and annealing(extension)):
             raise ValueError(
                 f"same_function=True starts from a softmax model, and {name} ({type(module).__name__}) has {old}, so "
                 f"that {method} would be another function from the start; leave same_function out"
@@ -91,7 +112,7 @@ def _check_start(model: PreTrainedModel, method: Method) -> None:
 
 
 def _convert_layers(model: Model, method: Method) -> Model:
-    with torch.random.fork_rng(devices=[]):  # as in ``install``
+    with torch.random.fork_rng(devices=[]):  # as in ``convert``
         for layer in hopfield_layers(model).values():
             layer.set_method(method)
     model.config.method = str(method)
@@ -120,8 +141,17 @@ def from_config(auto_class: Any, config: PreTrainedConfig, method: str | Method 
     config = copy.deepcopy(config)
     if isinstance(config, StanhopConfig):  # its Hopfield layers take the method from the config itself
         config.method = str(new)
-        return StanhopForForecasting._from_config(config, **kwargs)
-    write(config, new)
-    config._attn_implementation = new.name
-    build = getattr(auto_class, "from_config", None) or auto_class._from_config
-    return build(config, **kwargs)
+        return _build(StanhopForForecasting, config, kwargs)
+    for each in with_inner(config):  # of a converted model: the method it names gives way to this one
+        write(each, None)
+        if implementation(each) in METHODS:
+            set_implementation(each, None)
+    return convert(_build(auto_class, config, kwargs), new)
+
+
+def _build(auto_class: Any, config: PreTrainedConfig, kwargs: dict[str, Any]) -> Any:
+    if hasattr(auto_class, "from_config"):
+        return auto_class.from_config(config, **kwargs)
+    dtype = kwargs.pop("dtype", config.dtype)
+    model = auto_class(config, **kwargs)
+    return model if dtype is None else model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from outeffhop.methods import METHODS
+from outeffhop.models.hf_private import implementation, is_compiled, set_implementation
 from outeffhop.models.modules import attention_modules, has_attention
 from outeffhop.ops.call import Call
 from outeffhop.ops.probe import probing, watching
 
 __all__ = ["ModulePath", "inspecting", "through_ours"]
-
-_RUNNING = "_attn_implementation_internal"  # without "_internal", a setter writes into the configs inside as well
 
 
 class ModulePath:
@@ -73,13 +72,13 @@ def inspecting(
         probe: ``probe(name, part, tensor) -> tensor``, as ``outeffhop.ops.probe`` calls it.
         watch: ``watch(name, call, lse, weights)``, likewise; the attention's kernels stay as they are.
     """
-    if hasattr(model, "_orig_mod"):
+    if is_compiled(model):
         raise TypeError("model is compiled, and cannot be looked into; give the one it was made of: model._orig_mod")
     with ExitStack() as stack:
         looked_into = probe is not None or watch is not None
         if looked_into:
-            for config, implementation in through_ours(model):
-                stack.callback(setattr, config, _RUNNING, implementation)
+            for config, before in through_ours(model):
+                stack.callback(set_implementation, config, before)
         path = stack.enter_context(ModulePath(model))
         if probe is not None:
             stack.enter_context(probing(lambda part, tensor: probe(path.name, part, tensor)))
@@ -92,10 +91,10 @@ def through_ours(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
     """Lets softmax of other implementations (sdpa, eager) run through ours; the configs changed, and what they said."""
     changed = []
     for config in _configs(model):
-        if config._attn_implementation not in METHODS:
+        if implementation(config) not in METHODS:
             # each by itself: the parts of a model may have methods and implementations of their own
-            changed.append((config, config._attn_implementation))
-            setattr(config, _RUNNING, "vanilla")
+            changed.append((config, implementation(config)))
+            set_implementation(config, "vanilla")
     return changed
 
 

@@ -1,10 +1,9 @@
-"""The methods as attention implementations of transformers: one function, registered with its masks by name.
+"""The methods as attention implementations of transformers: one function for all of them.
 
     AutoModelForMaskedLM.from_config(config, attn_implementation="outeffhop")
 
-A bare name stands for the method with its default parameters; other parameters travel in the
-config as ``config.outeffhop = {"method": "outeffhop(n=4)"}`` and reach the attention modules when
-the model is built or converted.
+A bare name stands for the method with its default parameters; other parameters reach the attention modules when
+``outeffhop.from_config`` builds a model, ``outeffhop.convert`` converts it, or ``from_pretrained`` loads it.
 """
 
 from __future__ import annotations
@@ -14,27 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import output_capturing
 
 from outeffhop.methods import METHODS, Method, Normalizer, SoftmaxN
-from outeffhop.models.modules import extension_of
+from outeffhop.models.modules import NAME, extension_of
 from outeffhop.nn.gate import gated
 from outeffhop.ops import attention, eager_attention
 
-__all__ = ["register", "attend"]
+__all__ = ["attend"]
 
 # What some models hand to the attention function to change its scores or its keys; not to be passed over in silence.
 _UNSERVED = ("softcap", "indices", "block_indices", "head_mask", "cache")
-
-
-def register() -> None:
-    """Makes every method known to transformers by its name."""
-    for name in METHODS:
-        AttentionInterface.register(name, partial(attend, name))
-        # Without a mask function the mask would always be None and padding would take part.
-        AttentionMaskInterface.register(name, sdpa_mask)
 
 
 def attend(
@@ -81,6 +70,8 @@ def attend(
     given = extension is not None and extension.method.name == name
     method: Method = extension.method if given else METHODS[name].method  # type: ignore[union-attr]
     learned = extension.learned if given else None  # type: ignore[union-attr]
+    if not given:
+        _refuse_bare(module, name)
     _refuse(module, method, learned, s_aux, attn_gate, kwargs)
     if s_aux is not None:
         learned = s_aux
@@ -134,6 +125,16 @@ def _wants_weights(kwargs: dict[str, Any]) -> bool:
     collector = getattr(output_capturing, "_active_collector", None)
     collected = None if collector is None else collector.get()
     return any("attentions" in name for name in collected or ())
+
+
+def _refuse_bare(module: Any, name: str) -> None:
+    """A module without an extension runs the method's default parameters, which must be those its config names."""
+    named = (getattr(module.config, NAME, None) or {}).get("method", name)
+    if named != name and named.startswith(f"{name}("):
+        raise ValueError(
+            f"config.{NAME} names {named!r}, but this {type(module).__name__} was built without its parameters: build "
+            f"the model with outeffhop.from_config, or outeffhop.convert(model, {named!r})"
+        )
 
 
 def _refuse(

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
-import textwrap
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from outeffhop.methods import Method, SoftmaxN
+from outeffhop.methods import METHODS, Method, SoftmaxN
+from outeffhop.models.config_entry import KEY, method_of
 from outeffhop.models.extension import Extension
+from outeffhop.models.hf_private import implementation
+from outeffhop.models.recording import calls_of
 from outeffhop.nn import Gate, OutEffHop
 
 __all__ = [
@@ -25,6 +20,8 @@ __all__ = [
     "has_attention",
     "has_own_sinks",
     "extension_of",
+    "method_at",
+    "method_in",
     "check",
     "install",
     "hook_all",
@@ -34,7 +31,8 @@ __all__ = [
 ]
 
 # The attribute of an attention module that holds its extension, and so a part of the names in a checkpoint.
-NAME = "outeffhop"
+NAME = KEY
+_HOOK = "_outeffhop_hook"  # the attribute of an attention module that holds the handle of its hook
 
 _QK_NORM = re.compile(r"(q|k|qk|query|key)_?(layer_?norm|norm|ln)|(layer_?norm|norm|ln)_?(q|k|qk|query|key)")
 
@@ -46,12 +44,12 @@ def extension_of(module: nn.Module) -> Extension | None:
 
 
 def has_attention(model: nn.Module) -> bool:
-    return any(_calls_interface(_kind(module)) for module in model.modules())
+    return any(calls_of(module) is not None for module in model.modules())
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Name → module, for the modules that call transformers' attention interface themselves."""
-    found = {name: module for name, module in model.named_modules() if _calls_interface(_kind(module))}
+    found = {name: module for name, module in model.named_modules() if calls_of(module) is not None}
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no attention module that calls transformers' attention interface "
@@ -60,37 +58,35 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def method_in(model: Any) -> Method | None:
+    """The method that a model's attention runs; where its parts run several, that of its config."""
+    methods = {method_at(module) for module in attention_modules(model).values()}
+    return methods.pop() if len(methods) == 1 else method_of(model.config)
+
+
+def method_at(module: Any) -> Method | None:
+    """The method that an attention module runs; None if it is none of ours."""
+    running, extension = implementation(module.config), extension_of(module)
+    if extension is not None and extension.method.name == running:
+        return extension.method
+    return METHODS[running].method if running in METHODS else None
+
+
 def hopfield_layers(model: nn.Module) -> dict[str, OutEffHop]:
     """Name → layer, for the models that are made of ours."""
     return {name: module for name, module in model.named_modules() if isinstance(module, OutEffHop)}
 
 
-def install(model: nn.Module, method: Method, annealing: bool = False, *, only_new: bool = False) -> None:
-    """Gives every attention module of the model the method; parameters both methods have keep their values.
-
-    Args:
-        only_new: leave alone those that have a method, or run another implementation.
-    """
-    check(model, method)
-    # The gates' random numbers are drawn aside: with one seed, a model's own weights are those it has without gates.
-    with torch.random.fork_rng(devices=[]):
-        for module in attention_modules(model).values():
-            old = extension_of(module)
-            if old is not None and (only_new or old.method == method):
-                continue
-            if only_new and _running(module) != method.name:
-                continue
-            sizes = _embed_dim(module), num_heads(module), _head_dim(module)
-            new = Extension(method, *sizes, annealing, **place(module))
-            if old is not None:
-                _inherit(new, old)
-            setattr(module, NAME, new)
-            _hook(module, new.extra)
-
-
-def _running(module: Any) -> Any:
-    """The attention implementation that an attention module uses."""
-    return module.config._attn_implementation
+def install(module: nn.Module, method: Method, annealing: bool = False) -> None:
+    """Gives an attention module the method; parameters that its old method has as well keep their values."""
+    old = extension_of(module)
+    if old is not None and old.method == method:
+        return
+    new = Extension(method, _embed_dim(module), num_heads(module), _head_dim(module), annealing, **place(module))
+    if old is not None:
+        _inherit(new, old)
+    setattr(module, NAME, new)
+    _hook(module, new.extra)
 
 
 def _inherit(new: Extension, old: Extension) -> None:
@@ -109,7 +105,7 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     Module-level, so that it survives deepcopy and pickling.
     """
     extension: Extension = getattr(module, NAME)
-    running = _running(module)
+    running = implementation(module.config)
     if running != extension.method.name:
         raise ValueError(
             f"attn_implementation={running!r}, but this {type(module).__name__} has the method {extension.method} with "
@@ -151,14 +147,12 @@ def _future(what: str) -> str:
 
 
 def _hook(module: nn.Module, wanted: bool) -> None:
-    # A handle would not survive deepcopy, so the hook is found by what it is.
-    present = [key for key, hook in module._forward_pre_hooks.items() if hook is before_attention]
-    if wanted and not present:
-        module.register_forward_pre_hook(before_attention, with_kwargs=True)
-    elif not wanted:
-        for key in present:
-            del module._forward_pre_hooks[key]
-            module._forward_pre_hooks_with_kwargs.pop(key, None)
+    handle = getattr(module, _HOOK, None)
+    if wanted and handle is None:
+        setattr(module, _HOOK, module.register_forward_pre_hook(before_attention, with_kwargs=True))
+    elif not wanted and handle is not None:
+        handle.remove()
+        delattr(module, _HOOK)
 
 
 def hook_all(model: nn.Module) -> None:
@@ -189,12 +183,13 @@ def _check(name: str, module: nn.Module, method: Method) -> None:
         )
     if method.gate is None:
         return
-    if not _hands_kwargs_on(_kind(module)):
+    calls = calls_of(module)
+    if calls is None or not calls.hands_on:
         raise ValueError(
             f"{method} cannot gate {name} ({kind}): it does not hand keyword arguments on to the attention function, "
             "so a gate's openings would be lost; take a method without a gate"
         )
-    if method.gate.gate != "constant" and _calls_by_pieces(_kind(module)):
+    if method.gate.gate != "constant" and calls.by_pieces:
         raise ValueError(
             f"{method} cannot gate {name} ({kind}): it calls the attention function for one piece of its input after "
             "another, and a gate has openings for the whole; take gate=constant, or a method without a gate"
@@ -205,70 +200,15 @@ def _check(name: str, module: nn.Module, method: Method) -> None:
     Gate(method.gate, _embed_dim(module), num_heads(module), _head_dim(module), device="meta")
 
 
-def _kind(module: nn.Module) -> Any:
-    return type(module)  # Any: to a type checker a class of modules cannot be hashed
-
-
-@cache
-def _calls_interface(kind: type[nn.Module]) -> bool:
-    if issubclass(kind, PreTrainedModel):  # checks names in the interface, calls nothing
-        return False
-    return any("ALL_ATTENTION_FUNCTIONS" in function.__code__.co_names for function in _functions(kind))
-
-
 def has_own_sinks(module: nn.Module) -> bool:
     """Whether the attention module has learned sinks of its own, as gpt-oss: they win over a method's."""
-    return _hands_sinks(_kind(module))
-
-
-@cache
-def _hands_sinks(kind: type[nn.Module]) -> bool:
-    """Whether the module hands sinks (``s_aux``, as gpt-oss) to the attention function."""
-    calls = [f.__code__ for f in _functions(kind) if "ALL_ATTENTION_FUNCTIONS" in f.__code__.co_names]
-    return any(isinstance(c, tuple) and "s_aux" in c for code in calls for c in code.co_consts)
+    calls = calls_of(module)
+    return calls is not None and calls.own_sinks
 
 
 def _own_qk_norms(module: nn.Module) -> list[str]:
     """The module's norms of queries and keys, as Qwen3 has them, by the names that models give them."""
     return [n for n, child in module.named_children() if _QK_NORM.fullmatch(n) and not isinstance(child, nn.Identity)]
-
-
-@cache
-def _hands_kwargs_on(kind: type[nn.Module]) -> bool:
-    """Whether forward takes any keyword and its calls of the attention function pass ``**``, as far as one can read."""
-    if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(kind.forward).parameters.values()):
-        return False
-    calls = [call for tree in _sources(kind) for call in _interface_calls(tree)]
-    return all(any(k.arg is None for k in call.keywords) for call in calls)
-
-
-@cache
-def _calls_by_pieces(kind: type[nn.Module]) -> bool:
-    """Whether a loop calls the attention function, as where the images of a batch lie one behind the other."""
-    loops = (ast.For, ast.ListComp, ast.GeneratorExp)
-    return any(isinstance(n, loops) and _interface_calls(n) for tree in _sources(kind) for n in ast.walk(tree))
-
-
-def _interface_calls(tree: ast.AST) -> list[ast.Call]:
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [call for call in calls if getattr(call.func, "id", None) == "attention_interface"]
-
-
-def _sources(kind: type[nn.Module]) -> list[ast.AST]:
-    """What calls the attention interface, as far as it can be read; the attention function refuses to run ungated."""
-    trees: list[ast.AST] = []
-    for function in _functions(kind):
-        if "ALL_ATTENTION_FUNCTIONS" in function.__code__.co_names:
-            with suppress(OSError, TypeError, SyntaxError):
-                trees.append(ast.parse(textwrap.dedent(inspect.getsource(function))))
-    return trees
-
-
-def _functions(kind: type) -> list[Callable[..., Any]]:
-    """The methods a class has, its parents' included, undecorated."""
-    names = {name for base in kind.__mro__ if base not in (nn.Module, object) for name in vars(base)}
-    found = (inspect.unwrap(f) for f in (getattr(kind, name, None) for name in names) if inspect.isfunction(f))
-    return [f for f in found if inspect.isfunction(f)]
 
 
 def num_heads(module: Any) -> int:

@@ -10,8 +10,17 @@ from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 
 from outeffhop.methods import Method
-from outeffhop.models.modules import attention_modules, extension_of, has_attention, has_own_sinks, hook_all, place
-from outeffhop.models.persistence import is_annealing, method_of, write_all
+from outeffhop.models.hf_private import implementation, inside
+from outeffhop.models.modules import (
+    attention_modules,
+    extension_of,
+    has_attention,
+    has_own_sinks,
+    hook_all,
+    method_in,
+    place,
+)
+from outeffhop.models.persistence import annealing, describe
 
 __all__ = ["SinkSchedule", "FAR", "movable"]
 
@@ -79,10 +88,10 @@ class SinkSchedule:
             raise ValueError(
                 f"{type(model).__name__} is none of transformers' attention models, which alone can be moved"
             )
-        method = method_of(model.config)
+        method = method_in(model)
         if method is None:
             raise ValueError(
-                f"attn_implementation={model.config._attn_implementation!r} has no sink to move: "
+                f"attn_implementation={implementation(model.config)!r} has no sink to move: "
                 "outeffhop.convert(model, 'outeffhop') first"
             )
         if not movable(method):
@@ -90,12 +99,12 @@ class SinkSchedule:
         sink = method.normalizer.sink
         if _has_fixed_sink(method) and sink != self.end:
             raise ValueError(f"end={self.end} is not the sink of {method}, which is {sink}: give end={sink}")
-        done = step >= self.steps
-        if done and not is_annealing(model.config):
-            return
-        refuse_own_sinks(model, method)
         modules = attention_modules(model).values()
         extensions = [(m, e) for m in modules if (e := extension_of(m)) is not None and e.method == method]
+        done, moving = step >= self.steps, any(annealing(extension) for _, extension in extensions)
+        if done and not moving:
+            return
+        refuse_own_sinks(model, method)
         if len(extensions) < len(modules):
             raise ValueError(
                 f"attn_implementation={method.name!r} was set, but the attention modules were not made for {method}: "
@@ -107,9 +116,9 @@ class SinkSchedule:
             else:
                 extension.hold(**place(module))
                 extension.move(self.at(step), self.progress(step), self.start)
-        if done or not is_annealing(model.config):
-            write_all(model, method, annealing=not done)
+        if done or not moving:
             hook_all(model)
+            describe(model)
 
     def callback(self) -> TrainerCallback:
         """For ``Trainer(callbacks=[...])``: applies the schedule before every optimiser step, also after a resume."""
@@ -122,7 +131,7 @@ class _Callback(TrainerCallback):
 
     def _apply(self, state: Any, model: Any) -> None:
         # a compiled or distributed wrapper keeps the model inside
-        while not isinstance(model, PreTrainedModel) and (inner := _inside(model)) is not None:
+        while not isinstance(model, PreTrainedModel) and (inner := inside(model)) is not None:
             model = inner
         self.schedule.apply(model, state.global_step)
 
@@ -155,7 +164,3 @@ def refuse_own_sinks(model: nn.Module, method: Method) -> None:
 def _has_fixed_sink(method: Method) -> bool:
     sink = method.normalizer.sink
     return sink is not None and sink > -math.inf and method.normalizer.learns is None
-
-
-def _inside(model: nn.Module) -> nn.Module | None:
-    return getattr(model, "_orig_mod", None) or getattr(model, "module", None)

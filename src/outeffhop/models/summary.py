@@ -8,8 +8,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outeffhop.models.extension import Extension
-from outeffhop.models.modules import attention_modules, extension_of, hopfield_layers, num_heads
-from outeffhop.models.persistence import method_of
+from outeffhop.models.hf_private import implementation
+from outeffhop.models.modules import attention_modules, extension_of, hopfield_layers, method_in, num_heads
 from outeffhop.nn.association import Association
 
 __all__ = ["ModelSummary", "model_summary"]
@@ -71,8 +71,8 @@ def model_summary(model: PreTrainedModel) -> ModelSummary:
     else:
         modules = attention_modules(model)
         heads = [num_heads(module) for module in modules.values()]
-        method = method_of(model.config)
-        named = str(model.config._attn_implementation if method is None else method)
+        method = method_in(model)
+        named = str(implementation(model.config) if method is None else method)
         extensions = [e for e in map(extension_of, modules.values()) if e is not None]
         gates, homes = [e.gate for e in extensions], [*extensions]
     return ModelSummary(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from outeffhop.metrics import Batch, Metric, evaluating, metric_for, task_or_embedding, to_device
-from outeffhop.models.persistence import method_of
+from outeffhop.models.config_entry import method_of
 from outeffhop.models.stanhop import StanhopConfig
 from outeffhop.quantization.fold import fold_layernorm
 from outeffhop.quantization.placement_map import quantization_map
