@@ -26,7 +26,6 @@ from transformers import (
     Qwen2VLConfig,
     SiglipVisionConfig,
     StableLmConfig,
-    SwinConfig,
     T5Config,
     WhisperConfig,
 )
@@ -105,7 +104,6 @@ def test_images_that_lie_one_behind_the_other():
     [
         BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4),
         DebertaV2Config(**SIZE),
-        SwinConfig(image_size=16, patch_size=4, embed_dim=8, depths=[1], num_heads=[2], window_size=2),
     ],
     ids=lambda settings: settings.model_type,
 )

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from outeffhop.models.hf_private import set_implementation
+
 __all__ = ["RECORDER", "Calls", "calls_of", "record"]
 
 RECORDER = "outeffhop-recorder"  # as an attention implementation; only the copies made here run it
@@ -122,7 +124,7 @@ def _without_weights(module: Any) -> nn.Module:
         empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         memo[id(tensor)] = nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
     config = copy.deepcopy(module.config)
-    config._attn_implementation = RECORDER
+    set_implementation(config, RECORDER)
     memo[id(module.config)] = config
     clone = copy.deepcopy(module, memo).eval()
     for name, child in list(clone.named_modules()):
