@@ -300,8 +300,11 @@ def test_a_later_implementation_counts_in_what_is_saved(tmp_path):
     model = build("bert", "clipped(alpha=12)")
     model.set_attn_implementation("outeffhop")
     assert_same(model, reload(model, tmp_path / "a"))
+    for load in (BertForMaskedLM.from_pretrained, AutoModelForMaskedLM.from_pretrained):
+        other = load(tmp_path / "a", attn_implementation="sdpa")  # nothing is learned, so that it can be left out
+        assert model_summary(reload(other, tmp_path / "b")).method == "sdpa"
     model.set_attn_implementation("sdpa")
-    assert reload(model, tmp_path / "b").config._attn_implementation == "sdpa"
+    assert reload(model, tmp_path / "c").config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("method", ["gated", "vanilla(qk_norm=rms)"])

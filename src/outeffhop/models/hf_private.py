@@ -78,13 +78,16 @@ def wrap_saving_and_loading(
 
     @wraps(from_pretrained)
     def loading(cls: type[PreTrainedModel], *args: Any, **kwargs: Any) -> Any:
-        wanted, chosen = kwargs.pop("output_loading_info", False), kwargs.get("attn_implementation") is not None
+        wanted, config = kwargs.pop("output_loading_info", False), kwargs.get("config")
+        chosen = kwargs.get("attn_implementation")
+        if chosen is None and isinstance(config, PreTrainedConfig):  # as auto classes hand the choice on
+            chosen = implementation(config)
         hook = register_module_module_registration_hook(lambda _, __, module: while_building(module))
         try:
             model, info = from_pretrained(cls, *args, output_loading_info=True, **kwargs)
         finally:
             hook.remove()
-        after_loading(model, info, chosen)
+        after_loading(model, info, chosen is not None)
         return (model, info) if wanted else model
 
     saving._outeffhop = True  # type: ignore[attr-defined]
