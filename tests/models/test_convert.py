@@ -522,7 +522,9 @@ def test_same_function_starts_from_softmax_alone():
     for method in ("gated", "outeffhop", "vanilla(qk_norm=rms)"):
         model = build("bert", method)
         before = logits(model)
-        with pytest.raises(ValueError, match=rf"softmax model, and .*self .*has {re.escape(method)}.*leave same_func"):
+        with pytest.raises(
+            ValueError, match=rf"softmax model, and .*self .*has {re.escape(method)}.*same_function"
+        ):
             convert(model, "gated-outeffhop", same_function=True)
         assert torch.equal(logits(model), before)
     for model in (plain("bert"), build("bert", "vanilla")):
@@ -553,7 +555,7 @@ def test_a_schedule_needs_modules_made_for_the_method():
     model.set_attn_implementation("outeffhop")  # computes softmax1, but nothing there can move
     with pytest.raises(ValueError, match=r"convert\(model, 'outeffhop'\) first"):
         SinkSchedule(steps=3).apply(model, 0)
-    with pytest.raises(ValueError, match="StanhopForForecasting is none of transformers' attention models"):
+    with pytest.raises(ValueError, match="StanhopForForecasting does not use transformers' attention interface"):
         SinkSchedule(steps=3).apply(presets.build("stanhop"), 0)
 
 
@@ -569,7 +571,7 @@ def test_what_is_on_its_way_is_saved_under_any_implementation(tmp_path):
     model.set_attn_implementation("sdpa")
     again = reload(model, tmp_path)  # its sinks are among the weights, so the method is still called for
     assert torch.equal(logits(aligned(again)), before)
-    with pytest.raises(ValueError, match=r"'sdpa'.*config\.outeffhop says outeffhop, which has parameters"):
+    with pytest.raises(ValueError, match=r"'sdpa'.*config\.outeffhop says outeffhop, which has its own parameters"):
         AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation="sdpa")
 
 

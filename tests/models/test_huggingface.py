@@ -320,7 +320,7 @@ def test_gates_of_images_that_lie_one_behind_the_other_are_refused():
     sizes = dict(depth=1, embed_dim=32, hidden_size=32, num_heads=4, patch_size=4, temporal_patch_size=2)
     model = Qwen2VisionTransformerPretrainedModel(vision(**sizes, spatial_merge_size=2)).eval()
     for gate in ("token", "head"):
-        with pytest.raises(ValueError, match=r"blocks\.0\.attn \(VisionAttention\).*one piece.*gate=constant"):
+        with pytest.raises(ValueError, match=r"blocks\.0\.attn \(VisionAttention\).*each piece.*gate=constant"):
             convert(model, f"gated(gate={gate})")
     assert model.config._attn_implementation == "sdpa"
     patches, grid = torch.randn(24, 96), torch.tensor([[1, 4, 4], [1, 2, 4]])

@@ -1,4 +1,4 @@
-"""A loaded model → another method, its weights kept; or a fresh one with a method."""
+"""Converts a model to another method and keeps its weights, or builds a new model with a method."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 def convert(model: Model, method: str | Method, *, same_function: bool = False) -> Model:
-    """Gives a model any method, gates and learned sinks included. In place; returns the model.
+    """Converts a model to a method, including its gates and learned sinks. In place; returns the model.
 
-    Its weights stay. Gates and learned sinks that old and new method share keep their values, the
-    others start fresh: a gate at its ``init``, a learned sink at log n. With ``qk_norm=rms`` a trained model
-    computes other scores than those it was trained with: it has to be trained on. A config that the model
-    shares with others, built from the same object, is copied first: they stay as they are.
+    The model's weights stay. Gates and learned sinks that the old and the new method share keep their values. New
+    gates start at ``init``, new learned sinks at log n. With ``qk_norm=rms`` a trained model computes scores it was not
+    trained with, so it needs further training. The model gets its own copy of its config, so other models built from
+    the same config object do not change.
 
     Args:
-        model: any transformers model whose attention goes through transformers' attention interface, or STanHop-Net.
-        method: its name or ``name(parameter=value, ...)``.
-        same_function: start as the softmax model it is, up to rounding: sinks far below every score
-            and gates open. A ``SinkSchedule`` then brings fixed sinks and gates to the method's own
-            values while the model is fine-tuned; learned sinks are trained from there.
+        model: any transformers model that uses transformers' attention interface, or STanHop-Net.
+        method: a name or ``name(parameter=value, ...)``.
+        same_function: start from the same function up to rounding, with sinks far below every score and open gates.
+            The model must compute softmax. A ``SinkSchedule`` then moves fixed sinks and gates to the method's own
+            values during fine-tuning; learned sinks are trained from there.
     """
     new = Method.parse(method)
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model is a {type(model).__name__}: a transformers PreTrainedModel is needed")
+        raise TypeError(f"model is a {type(model).__name__}: must be a transformers PreTrainedModel")
     if same_function and not isinstance(new.normalizer, SoftmaxN):
         raise ValueError(
-            f"method={str(new)!r} cannot start as the same function: its weights are no softmax with a sink; "
-            "same_function serves outeffhop, gated and gated-outeffhop"
+            f"method={str(new)!r} cannot start as the same function: it is not softmax with a sink; "
+            "same_function works with outeffhop, gated and gated-outeffhop"
         )
     if same_function and new.qk_norm != "none":
         raise ValueError(
-            f"method={str(new)!r} cannot start as the same function: qk_norm={new.qk_norm} forgets how long queries "
-            "and keys are; leave it out, or same_function"
+            f"method={str(new)!r} cannot start as the same function: qk_norm={new.qk_norm} removes the length of "
+            "queries and keys; leave out qk_norm or same_function"
         )
     if isinstance(model, StanhopForForecasting):
         if same_function:
-            raise ValueError("same_function=True serves transformers' models; STanHop-Net has no schedule")
+            raise ValueError("same_function=True works with transformers' models; STanHop-Net has no schedule")
         return _convert_layers(model, new)
     check(model, new)
     if same_function:
@@ -69,11 +69,11 @@ def convert(model: Model, method: str | Method, *, same_function: bool = False) 
     _own_configs(model)
     model.set_attn_implementation(new.name)
     modules = attention_modules(model).values()
-    # transformers 5.17 passes over parts whose config is a copy of the model's own, such as T5's encoder
+    # transformers 5.17 skips parts whose config is a copy of the model's, such as T5's encoder
     parts = [m for m in model.modules() if isinstance(m, PreTrainedModel) and has_attention(m)]
     for part in (*parts, *modules):
         set_implementation(part.config, new.name)  # type: ignore[arg-type]
-    # The gates' random numbers are drawn aside: with one seed, a model's own weights are those it has without gates.
+    # With one seed, a model's own weights must not depend on the method: gates do not advance the generator.
     with torch.random.fork_rng(devices=[]):
         for module in modules:
             install(module, new)
@@ -105,8 +105,8 @@ def _check_start(model: PreTrainedModel, method: Method) -> None:
         old, extension = method_at(module), extension_of(module)
         if old not in (None, METHODS["vanilla"].method) and not (extension is not None and annealing(extension)):
             raise ValueError(
-                f"same_function=True starts from a softmax model, and {name} ({type(module).__name__}) has {old}, so "
-                f"that {method} would be another function from the start; leave same_function out"
+                f"same_function=True starts from a softmax model, and {name} ({type(module).__name__}) has {old}: "
+                f"{method} would be a different function from the start; leave out same_function"
             )
     refuse_own_sinks(model, method)
 
@@ -120,13 +120,13 @@ def _convert_layers(model: Model, method: Method) -> Model:
 
 
 def from_config(auto_class: Any, config: PreTrainedConfig, method: str | Method = "outeffhop", **kwargs: Any) -> Any:
-    """A fresh model with a method; with one seed, its own weights are the same for every method.
+    """Builds a new model with a method. With one seed, its own weights are the same for every method.
 
     Args:
         auto_class: ``AutoModelForMaskedLM`` or another auto class, or a model class.
-        config: the model's; it is not changed.
-        method: its name or ``name(parameter=value, ...)``.
-        kwargs: for ``auto_class.from_config``, such as ``dtype``.
+        config: the model's config; it is not changed.
+        method: a name or ``name(parameter=value, ...)``.
+        kwargs: passed to ``auto_class.from_config``, such as ``dtype``.
     """
     if "attn_implementation" in kwargs:
         raise ValueError(
@@ -139,10 +139,10 @@ def from_config(auto_class: Any, config: PreTrainedConfig, method: str | Method 
         )
     new = Method.parse(method)
     config = copy.deepcopy(config)
-    if isinstance(config, StanhopConfig):  # its Hopfield layers take the method from the config itself
+    if isinstance(config, StanhopConfig):  # its Hopfield layers read the method from the config
         config.method = str(new)
         return _build(StanhopForForecasting, config, kwargs)
-    for each in with_inner(config):  # of a converted model: the method it names gives way to this one
+    for each in with_inner(config):  # the config of a converted model names a method, which is replaced
         write(each, None)
         if implementation(each) in METHODS:
             set_implementation(each, None)

@@ -1,4 +1,4 @@
-"""A model's attention modules: which they are, and how they get a method."""
+"""Finds the attention modules of a model and gives them a method."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
     "NAME",
 ]
 
-# The attribute of an attention module that holds its extension, and so a part of the names in a checkpoint.
+# The attribute of an attention module that holds its extension; it is part of the weights' names in a checkpoint.
 NAME = KEY
 _HOOK = "_outeffhop_hook"  # the attribute of an attention module that holds the handle of its hook
 
@@ -39,7 +39,7 @@ _QK_NORM = re.compile(r"(q|k|qk|query|key)_?(layer_?norm|norm|ln)|(layer_?norm|n
 
 def extension_of(module: nn.Module) -> Extension | None:
     found: Any = getattr(module, NAME, None)
-    # by what it has, not by its class: a wrapper around it (as of adapters that train it) hands attributes on
+    # not by class: adapters wrap modules in others that forward their attributes
     return found if isinstance(getattr(found, "method", None), Method) else None
 
 
@@ -52,20 +52,20 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     found = {name: module for name, module in model.named_modules() if calls_of(module) is not None}
     if not found:
         raise ValueError(
-            f"{type(model).__name__} has no attention module that calls transformers' attention interface "
+            f"{type(model).__name__} has no attention module that is known to call transformers' attention interface "
             "(ALL_ATTENTION_FUNCTIONS): its attention cannot be exchanged"
         )
     return found
 
 
 def method_in(model: Any) -> Method | None:
-    """The method that a model's attention runs; where its parts run several, that of its config."""
+    """The method that a model's attention runs; if its parts run several, that of the model's config."""
     methods = {method_at(module) for module in attention_modules(model).values()}
     return methods.pop() if len(methods) == 1 else method_of(model.config)
 
 
 def method_at(module: Any) -> Method | None:
-    """The method that an attention module runs; None if it is none of ours."""
+    """The method that an attention module runs; None for other implementations."""
     running, extension = implementation(module.config), extension_of(module)
     if extension is not None and extension.method.name == running:
         return extension.method
@@ -73,12 +73,12 @@ def method_at(module: Any) -> Method | None:
 
 
 def hopfield_layers(model: nn.Module) -> dict[str, OutEffHop]:
-    """Name → layer, for the models that are made of ours."""
+    """Name → layer, for models built from our own layers."""
     return {name: module for name, module in model.named_modules() if isinstance(module, OutEffHop)}
 
 
 def install(module: nn.Module, method: Method, annealing: bool = False) -> None:
-    """Gives an attention module the method; parameters that its old method has as well keep their values."""
+    """Gives an attention module a method; parameters that the old method shares with it keep their values."""
     old = extension_of(module)
     if old is not None and old.method == method:
         return
@@ -100,16 +100,16 @@ def _inherit(new: Extension, old: Extension) -> None:
 
 
 def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook of an attention module whose method has tensors: hands the gate's openings on.
+    """Forward pre-hook of an attention module whose method has tensors: passes the gate's openings on.
 
-    Module-level, so that it survives deepcopy and pickling.
+    A module-level function, so that it survives deepcopy and pickling.
     """
     extension: Extension = getattr(module, NAME)
     running = implementation(module.config)
     if running != extension.method.name:
         raise ValueError(
             f"attn_implementation={running!r}, but this {type(module).__name__} has the method {extension.method} with "
-            f"parameters of its own: outeffhop.convert(model, 'vanilla') (or another method) removes them, "
+            f"its own parameters: outeffhop.convert(model, 'vanilla') (or another method) removes them, "
             f"model.set_attn_implementation({extension.method.name!r}) uses them"
         )
     if extension.gate is None:
@@ -117,14 +117,14 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     hidden_states: Any = args[0] if args else kwargs.get("hidden_states")
     _check_input(module, extension, hidden_states, kwargs)
     mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
-    # any other mask than [B, H, L, L] belongs to cross attention or a cache, where the input has no padding of its own
-    head = extension.method.gate.gate == "head"  # type: ignore[union-attr]  # no other gate looks at the mask
+    # a mask that is not [B, H, L, L] is for cross attention or a cache and does not describe the input
+    head = extension.method.gate.gate == "head"  # type: ignore[union-attr]  # other gates ignore the mask
     square = head and isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[-1] == hidden_states.shape[-2]
     return args, {**kwargs, "attn_gate": extension(hidden_states, mask if square else None)}
 
 
 def _check_input(module: nn.Module, extension: Extension, hidden_states: Any, kwargs: dict[str, Any]) -> None:
-    """Refuses what a gate that is predicted cannot be predicted from."""
+    """Refuses inputs that the gate cannot be predicted from."""
     spec, kind = extension.method.gate, type(module).__name__
     if spec is None or spec.gate == "constant":
         return
@@ -133,16 +133,16 @@ def _check_input(module: nn.Module, extension: Extension, hidden_states: Any, kw
         raise ValueError(
             f"{extension.method} cannot gate this {kind}: its gate is predicted from inputs of size "
             f"{extension.embed_dim}, and the module gets {'no hidden_states' if size is None else f'size {size}'}; "
-            "take gate=constant, or a method without a gate"
+            "use gate=constant, or a method without a gate"
         )
-    if spec.gate == "head" and kwargs.get("is_causal"):  # some are causal by the call alone, as CLIP's text model
+    if spec.gate == "head" and kwargs.get("is_causal"):  # some say it only in the call, such as CLIP's text model
         raise ValueError(_future(f"{extension.method} cannot gate this {kind}"))
 
 
 def _future(what: str) -> str:
     return (
-        f"{what}: gate=head averages over all tokens, also over those to come, and this attention is causal or does "
-        "not say that it is not (is_causal); take gate=token or gate=constant"
+        f"{what}: gate=head averages over all tokens, including those to come, but this attention is causal or does "
+        "not set is_causal=False; use gate=token or gate=constant"
     )
 
 
@@ -156,14 +156,14 @@ def _hook(module: nn.Module, wanted: bool) -> None:
 
 
 def hook_all(model: nn.Module) -> None:
-    """Brings the hooks in line after ``hold`` or ``release``."""
+    """Adds or removes hooks after ``hold`` or ``release``."""
     for module in attention_modules(model).values():
         extension = extension_of(module)
         _hook(module, extension is not None and extension.extra)
 
 
 def check(model: nn.Module, method: Method) -> None:
-    """Refuses, before anything is changed, a method that some attention module cannot have."""
+    """Refuses a method that some attention module does not support, before anything is changed."""
     for name, module in attention_modules(model).items():
         _check(name, module, method)
 
@@ -173,12 +173,12 @@ def _check(name: str, module: nn.Module, method: Method) -> None:
     normalizer = method.normalizer
     if has_own_sinks(module) and (not isinstance(normalizer, SoftmaxN) or normalizer.learns is not None):
         raise ValueError(
-            f"{method} does not go with {name} ({kind}), which has learned sinks of its own: "
-            "take 'outeffhop' or 'vanilla', gated or not"
+            f"{method} does not work with {name} ({kind}), which has learned sinks of its own: "
+            "use 'outeffhop' or 'vanilla', gated or not"
         )
     if method.qk_norm != "none" and (own := _own_qk_norms(module)):
         raise ValueError(
-            f"{method} does not go with {name} ({kind}), which normalizes queries and keys itself "
+            f"{method} does not work with {name} ({kind}), which normalizes queries and keys itself "
             f"({', '.join(own)}): leave qk_norm={method.qk_norm} out"
         )
     if method.gate is None:
@@ -186,33 +186,33 @@ def _check(name: str, module: nn.Module, method: Method) -> None:
     calls = calls_of(module)
     if calls is None or not calls.hands_on:
         raise ValueError(
-            f"{method} cannot gate {name} ({kind}): it does not hand keyword arguments on to the attention function, "
-            "so a gate's openings would be lost; take a method without a gate"
+            f"{method} cannot gate {name} ({kind}): it does not pass keyword arguments on to the attention function, "
+            "so the gate's openings would be lost; use a method without a gate"
         )
     if method.gate.gate != "constant" and calls.by_pieces:
         raise ValueError(
-            f"{method} cannot gate {name} ({kind}): it calls the attention function for one piece of its input after "
-            "another, and a gate has openings for the whole; take gate=constant, or a method without a gate"
+            f"{method} cannot gate {name} ({kind}): it calls the attention function once for each piece of its input, "
+            "but a gate has openings for the whole; use gate=constant, or a method without a gate"
         )
-    if method.gate.gate == "head" and getattr(module, "is_causal", True):  # True: transformers' own default
+    if method.gate.gate == "head" and getattr(module, "is_causal", True):  # transformers' default
         raise ValueError(_future(f"{method} cannot gate {name} ({kind})"))
-    # made aside, for what the gate itself refuses of these sizes
+    # built only to let the gate check these sizes
     Gate(method.gate, _embed_dim(module), num_heads(module), _head_dim(module), device="meta")
 
 
 def has_own_sinks(module: nn.Module) -> bool:
-    """Whether the attention module has learned sinks of its own, as gpt-oss: they win over a method's."""
+    """Whether the attention module has learned sinks of its own, as in gpt-oss; they replace the method's."""
     calls = calls_of(module)
     return calls is not None and calls.own_sinks
 
 
 def _own_qk_norms(module: nn.Module) -> list[str]:
-    """The module's norms of queries and keys, as Qwen3 has them, by the names that models give them."""
+    """The module's own norms of queries and keys (as in Qwen3), found by their usual names."""
     return [n for n, child in module.named_children() if _QK_NORM.fullmatch(n) and not isinstance(child, nn.Identity)]
 
 
 def num_heads(module: Any) -> int:
-    """H of an attention module, of its queries."""
+    """The number of query heads of an attention module."""
     for name in ("num_heads", "num_attention_heads", "n_heads", "n_head"):
         if isinstance(getattr(module, name, None), int):
             return int(getattr(module, name))

@@ -1,8 +1,8 @@
 """A model keeps its method through ``save_pretrained`` and ``from_pretrained``, or is refused.
 
-The truth about a model is in its attention modules: their extension and the implementation their config names.
-``describe`` writes it into ``model.config``, where transformers saves it; ``restore`` adds extensions while a model is
-built from such a config, before its weights are loaded; ``check_loaded`` refuses what does not fit.
+A model's attention modules know their method: by their extension, and by the implementation their config names.
+``describe`` writes it into ``model.config``, which transformers saves. ``restore`` adds the extensions when a model is
+built from such a config, before its weights are loaded. ``check_loaded`` refuses what does not match.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from outeffhop.nn import OutEffHop
 
 __all__ = ["describe", "restore", "check_loaded", "annealing"]
 
-_FIELD = "attn_implementation"  # of config.json, which transformers honours on loading
+_FIELD = "attn_implementation"  # transformers reads this field of config.json when it loads a model
 
 
 def annealing(extension: Extension) -> bool:
-    """Whether a schedule moves the sink or the gate of an extension, which are buffers meanwhile."""
+    """Whether a schedule is moving the sink or the gate of an extension; they are buffers until it ends."""
     return any(True for _ in extension.buffers())
 
 
 def describe(model: PreTrainedModel) -> None:
     """Writes the methods of a model's attention modules into its config and those inside it.
 
-    A module whose config is a copy (T5's parts have one, and so has a converted part of a larger model) is built again
-    from the config of its class in ``model.config``; what that one config cannot say is refused.
+    Some modules have a copy of the config: T5's parts, or a converted part of a larger model. Such a copy is made again
+    from the config of the same class in ``model.config``. Methods that this one config cannot name are refused.
     """
-    if hopfield_layers(model):  # models made of ours have the method as a field of their config
+    if hopfield_layers(model):  # models built from our own layers have the method as a field of their config
         return
     configs = with_inner(model.config)
     said: dict[int, tuple[str, Method | None, bool]] = {}  # by the id of a config in ``configs``
@@ -52,10 +52,10 @@ def describe(model: PreTrainedModel) -> None:
         if first[1:] != (method, moving):
             raise ValueError(
                 f"{first[0]} has {first[1] or 'softmax'} and {name} has {method or 'softmax'}, but both are built from "
-                f"one {type(home).__name__}, which can name one method: outeffhop.convert the whole model"
+                f"one {type(home).__name__}, which can name only one method: outeffhop.convert the whole model"
             )
     for config in configs:
-        # a config without attention modules of its own, such as CLIP's, says what it runs
+        # a config without attention modules of its own, such as CLIP's, names its implementation
         _, method, moving = said.get(id(config), ("", method_of(config), is_annealing(config)))
         write(config, method, moving)
     for config in configs:
@@ -67,7 +67,7 @@ def describe(model: PreTrainedModel) -> None:
 
 
 def _method_to_save(name: str, module: Any) -> tuple[Method | None, bool]:
-    """What an attention module is to be restored with, and whether a schedule moves it."""
+    """The method to restore an attention module with, and whether a schedule is moving it."""
     extension, running = extension_of(module), implementation(module.config)
     if extension is not None and (extension.method.name == running or extension.extra):
         return extension.method, annealing(extension)
@@ -82,7 +82,7 @@ def _method_to_save(name: str, module: Any) -> tuple[Method | None, bool]:
 
 
 def _home(name: str, module: Any, configs: list[PreTrainedConfig], method: Method | None) -> PreTrainedConfig | None:
-    """The config of ``configs`` that a module's config will be made from when the model is loaded."""
+    """The config of ``configs`` from which loading makes the module's config."""
     config = module.config
     if any(each is config for each in configs):
         return config  # type: ignore[no-any-return]
@@ -98,16 +98,16 @@ def _home(name: str, module: Any, configs: list[PreTrainedConfig], method: Metho
 
 
 def _implementations(config: PreTrainedConfig) -> Any:
-    """What transformers is to read: a name for the whole model or, where parts have others, {"": name, part: ...}."""
+    """The value for transformers: one name for the whole model, or {"": name, part: name, ...} if parts differ."""
     method = named_method(config)
-    own = None if method is None else method.name  # which of its own it takes, transformers decides again
+    own = None if method is None else method.name  # None: transformers chooses one of its own
     inner = {name: getattr(config, name, None) for name in config.sub_configs}
     parts = {name: _implementations(each) for name, each in inner.items() if isinstance(each, PreTrainedConfig)}
     return own if all(part == own for part in parts.values()) else {"": own, **parts}
 
 
 def restore(module: nn.Module) -> None:
-    """Adds the extension that the config of a freshly built attention module calls for; other modules stay."""
+    """Adds the extension that the config of a new attention module names; does nothing to other modules."""
     config = getattr(module, "config", None)
     if not isinstance(config, PreTrainedConfig) or getattr(config, KEY, None) is None:
         return
@@ -122,7 +122,7 @@ def check_loaded(model: PreTrainedModel, info: dict[str, Any], chosen: bool) -> 
 
     Args:
         info: transformers' loading info.
-        chosen: the caller chose the attention implementation, which wins over a method without tensors.
+        chosen: the caller chose the attention implementation, which may replace a method without tensors.
     """
     for name, module in model.named_modules():
         if calls_of(module) is not None:
@@ -136,12 +136,12 @@ def _check_module(name: str, module: Any, chosen: bool) -> None:
     if named is not None and running not in METHODS:
         if _has_tensors(named) or is_annealing(module.config):
             raise ValueError(
-                f"attn_implementation={running!r}, but config.{KEY} says {named}, which has parameters of its own: "
+                f"attn_implementation={running!r}, but config.{KEY} says {named}, which has its own parameters: "
                 "load it without attn_implementation, then outeffhop.convert(model, 'vanilla') removes them"
             )
         if not chosen:
             raise ValueError(
-                f"config.{KEY} says {named}, but {_FIELD} is missing in the config, so that {name} would run "
+                f"config.{KEY} says {named}, but {_FIELD} is missing in the config, so {name} would run "
                 f'{running!r}: put "{_FIELD}": "{named.name}" beside it, or remove both'
             )
         write(module.config, None)
@@ -161,7 +161,7 @@ def _check_weights(model: PreTrainedModel, info: dict[str, Any]) -> None:
     kinds = ("missing_keys", "mismatched_keys", "unexpected_keys")
     layers = hopfield_layers(model)
     ours = {kind: sorted(_ours(info.get(kind, ()), layers)) for kind in kinds}
-    # of a model's part, such as CLIP's text model, loaded from the whole one's checkpoint: the other part's
+    # a part such as CLIP's text model may be loaded from the checkpoint of the whole, which holds the other part too
     ours["unexpected_keys"] = [name for name in ours["unexpected_keys"] if layers or _has_module_of(name, model)]
     method = next(iter(layers.values())).method if layers else method_of(model.config)
     at = model.config.name_or_path
@@ -169,8 +169,8 @@ def _check_weights(model: PreTrainedModel, info: dict[str, Any]) -> None:
         if ours[kind]:
             raise ValueError(
                 f"{at!r} cannot be restored as {method}: {_some(ours[kind])} "
-                f"{'are not in it' if kind == 'missing_keys' else 'have other shapes in it'}. To give a checkpoint "
-                f"this method, load it as it is and call outeffhop.convert(model, {str(method)!r})"
+                f"{'are missing' if kind == 'missing_keys' else 'have other shapes'}. To convert a checkpoint to this "
+                f"method, load it as it is and call outeffhop.convert(model, {str(method)!r})"
             )
     if ours["unexpected_keys"]:
         raise ValueError(
@@ -182,7 +182,7 @@ def _check_weights(model: PreTrainedModel, info: dict[str, Any]) -> None:
 
 
 def _ours(names: Any, layers: dict[str, OutEffHop]) -> list[str]:
-    """Of a checkpoint's names, those of gates, sinks, α and QK-norm: in extensions, or in a model's Hopfield layers."""
+    """The names of gates, sinks, α and QK-norm among a checkpoint's: in extensions, or in Hopfield layers."""
     flat = [name if isinstance(name, str) else name[0] for name in names]
     inner = tuple(
         f"{layer}.{part}"
@@ -193,7 +193,7 @@ def _ours(names: Any, layers: dict[str, OutEffHop]) -> list[str]:
 
 
 def _has_module_of(weight: str, model: PreTrainedModel) -> bool:
-    """Whether the model has the attention module of an extension's weight, named with or without the base's prefix."""
+    """Whether the model has the attention module of this weight, named with or without the base prefix."""
     module = f".{weight}".partition(f".{NAME}.")[0].removeprefix(".")
     prefix = f"{model.base_model_prefix}."
     here = {name for name, _ in model.named_modules()}
