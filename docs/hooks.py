@@ -29,19 +29,19 @@ ELSEWHERE = {
 REFERENCE = (
     "functional",
     "methods",
-    "attention",
+    "ops",
     "memory",
     "memory.theory",
     "nn",
     "models",
     "models.presets",
-    "data",
+    "lab.data",
     "outliers",
     "quantization",
     "quantization.int8",
-    "training",
-    "experiments",
-    "report",
+    "lab.training",
+    "lab.paper",
+    "lab.report",
 )
 
 

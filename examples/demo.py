@@ -25,9 +25,10 @@ from outeffhop.lab.paper import drawing
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values
 from outeffhop.lab.paper.ranking import mean_std
 from outeffhop.lab.paper.running import run
-from outeffhop.lab.paper.table1 import loss_verdict
-from outeffhop.lab.paper.trained_cells import finished, measured, quantized, run_config
+from outeffhop.lab.paper.table1_result import loss_verdict
+from outeffhop.lab.paper.trained_models import measured, quantized
 from outeffhop.lab.paper.training_outliers import curve_of, growth_verdict
+from outeffhop.lab.paper.training_runs import finished, run_config
 from outeffhop.lab.report.experiments_page import write_report
 from outeffhop.models import presets
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outeffhop import clipped_softmax, entmax, logsumexp_n, softmax1, softmax_n, sparsemax
+from outeffhop.functional import clipped_softmax, entmax, logsumexp_n, softmax1, softmax_n, sparsemax
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NORMALIZERS = {

@@ -3,7 +3,10 @@
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 import outeffhop
 
@@ -12,9 +15,11 @@ ROOT = Path(outeffhop.__file__).parent
 LAYERS = [
     ["_naming"],
     ["_io"],
+    ["_dataclass_io"],
     ["functional"],
     ["methods"],
     ["ops"],
+    ["state"],
     ["memory", "nn"],
     ["models"],
     ["metrics"],
@@ -83,19 +88,104 @@ def test_the_check_can_fail(tmp_path, monkeypatch):
     ]
 
 
-def test_importing_starts_no_cuda_and_loads_no_plots():
-    # what transformers loads for its own part is not ours, and differs between its versions
+HEAVY = ("torch._dynamo", "transformers", "scipy", "sklearn", "matplotlib", "datasets", "accelerate", "tyro")
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def loaded_by(statement):
+    return set(
+        run_python(f"import sys; {statement}; print(*[m for m in {('torch', *HEAVY)} if m in sys.modules])").split()
+    )
+
+
+def test_importing_loads_nothing_heavy():
+    assert loaded_by("import outeffhop") == set()
+    assert loaded_by("import outeffhop; outeffhop.methods.METHODS") == set()
+    assert loaded_by("import outeffhop.cli.options") <= {"tyro"}
+
+
+@pytest.mark.parametrize("name", ["functional", "ops", "state", "nn", "memory"])
+def test_the_layers_below_the_models_need_torch_alone(name):
+    assert loaded_by(f"import outeffhop.{name}") == {"torch"}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "outliers.measure",
+        "outliers.OutlierReport",
+        "quantization.evaluate",
+        "models.presets.SIZES",
+        "nn.OutEffHop",
+        "memory.theory.separation",
+        "methods.METHODS",
+        "ops.attention",
+        "explain",
+        "lab.training.train",
+        "lab.data.prepare",
+        "lab.paper.run",
+    ],
+)
+def test_names_work_after_importing_the_package_alone(use):
+    run_python(f"import outeffhop; outeffhop.{use}")
+
+
+LIGHT = ("outeffhop.lab.data", "outeffhop.lab.training.config", "outeffhop.outliers.outlier_report")
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_help_and_reports_need_no_torch(name):
+    """The command line builds its help from these; packages above them are replaced by empty ones."""
     code = (
-        "import sys, transformers.modeling_utils, transformers.masking_utils, transformers; "
-        "transformers.Trainer, transformers.BertForMaskedLM, transformers.OPTForCausalLM; before = set(sys.modules); "
-        "import outeffhop, torch; assert not torch.cuda.is_initialized(); "
-        "heavy = ('matplotlib', 'tyro', 'scipy.stats', 'IPython'); "
-        "print([m for m in heavy if m in sys.modules and m not in before])"
+        "import importlib, sys, types\n"
+        f"root, name = {str(ROOT)!r}, {name!r}\n"
+        "above = ('outeffhop', 'outeffhop.lab', 'outeffhop.lab.training')\n"
+        "for package in above:\n"
+        "    sys.modules[package] = types.ModuleType(package)\n"
+        "    sys.modules[package].__path__ = ['/'.join([root, *package.split('.')[1:]])]\n"
+        "found = importlib.import_module(name)\n"
+        "assert found.__all__\n"
+        "print([m for m in ('torch', 'transformers', 'yaml', 'numpy') if m in sys.modules])\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("package", ["outeffhop.lab.data", "outeffhop.outliers"])
+def test_lazy_packages_have_every_name_they_list(package):
+    module = import_module(package)
+    assert all(getattr(module, name) is not None for name in module.__all__)
+    assert set(dir(module)) == set(module.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        module.nothing  # noqa: B018
+
+
 def test_all_names_exist():
     for name in outeffhop.__all__:
         assert getattr(outeffhop, name) is not None
+    assert set(outeffhop.__all__) <= set(dir(outeffhop))
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        outeffhop.nothing_of_the_kind  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "import outeffhop, transformers",
+        "import transformers, outeffhop",
+        "from transformers import BertModel; import outeffhop",
+        "import outeffhop.models",
+        "import outeffhop.quantization.fold",
+    ],
+)
+def test_transformers_knows_the_methods_whichever_comes_first(order):
+    code = f"""
+{order}
+from transformers import BertConfig, AutoModel
+config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=30)
+print(AutoModel.from_config(config, attn_implementation="gated").config._attn_implementation)
+"""
+    assert run_python(code) == "gated"

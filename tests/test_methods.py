@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outeffhop.functional import clipped_softmax, entmax, softmax_n
-from outeffhop.methods import METHODS, Clipped, Entmax, Entry, GateSpec, Method, SoftmaxN, methods
+from outeffhop.methods import METHODS, Clipped, Entmax, Entry, GateSpec, Method, SoftmaxN
 
 SIX = ["vanilla", "outeffhop", "clipped", "clipped-outeffhop", "gated", "gated-outeffhop"]
 WRITTEN = [
@@ -47,8 +47,7 @@ def test_spelling_is_forgiving():
 
 
 def test_the_papers_six_come_first():
-    assert methods()[:6] == SIX
-    assert set(methods()) == set(METHODS)
+    assert list(METHODS)[:6] == SIX
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_the_papers_six_come_first():
         ("outefhop", ["'outefhop'", "'outeffhop'"]),
         ("zzz", ["vanilla", "gsh"]),
         ("clipped(gama=1)", ["'clipped'", "'gama'", "'gamma'"]),
-        ("vanilla(n=2)", ["'vanilla'", "'n'", "There are: qk_norm"]),
+        ("vanilla(n=2)", ["'vanilla'", "'n'", "qk_norm"]),
         ("vanilla(qk_norm=layer)", ["qk_norm='layer'", "none, rms"]),
         ("gated(gate=elementwise)", ["'elementwise'", "'element'"]),
         ("outeffhop(n=-1)", ["n=-1"]),
@@ -76,7 +75,7 @@ def test_the_papers_six_come_first():
         ("gsh(alpha=0.5)", ["alpha=0.5"]),
         ("gsh(alpha=x)", ["alpha='x'", "number", "learned"]),
         ("polynomial(order=3)", ["order=3", "even"]),
-        ("polynomial(order=2.5)", ["order='2.5'", "whole"]),
+        ("polynomial(order=2.5)", ["order='2.5'", "integer"]),
         ("", ["form"]),
     ],
 )
@@ -108,7 +107,7 @@ def test_a_method_without_parameters_says_so():
     assert entry.choices == {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(METHODS, "vanilla", entry)
-        with pytest.raises(ValueError, match="'qk_norm'; it takes none"):
+        with pytest.raises(ValueError, match="'qk_norm'; it has no parameters"):
             Method.parse("vanilla(qk_norm=rms)")
 
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# The paper's tables and figures at small scale on one GPU, many runs side by side:
+# The paper's tables and figures at small scale on one GPU, with many runs in parallel:
 #
 #     tools/small_results.sh DATA OUT
-#     tools/small_results.sh DATA OUT --device cpu --quick    # to see that it runs
+#     tools/small_results.sh DATA OUT --device cpu --quick    # to check that it runs
 #
 # DATA holds prose/ (text files), cifar10/ (npz), ett/ETTh1.csv; OUT is where results go, such as results/small.
-# It can be killed and started again: finished cells are not run again.
+# It can be killed and started again: finished cells are not measured again.
 #
-# A queue for each kind of model, each cell a process: small models do not fill the GPU, and BERT and OPT are short of
-# nothing else. With NVIDIA's MPS their kernels run at the same time. What we tried of its settings on an H200 is left out:
-# with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=85 BERT and OPT were not finite from their second step on, with any method; with
-# CUDA_MPS_CLIENT_PRIORITY=1 BERT had a third of the tokens a second that it has without (results/small/tried.json).
+# Every cell is a process, and every kind of model has its queue: small models do not fill the GPU, and only BERT and OPT
+# are limited by it. NVIDIA's MPS runs kernels of several processes at the same time. Two of its settings are not used:
+# on an H200, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=85 made BERT and OPT non-finite from their second step on, with any method,
+# and CUDA_MPS_CLIENT_PRIORITY=1 cut BERT's tokens per second to a third (results/small/tried.json).
 set -euo pipefail
 data=$(realpath "$1") out=$2
 options=${*:3}
@@ -29,7 +29,7 @@ queue() { # PROCESSES; lines of EXPERIMENT SEEDS CELL
     xargs -P "$1" -L 1 bash -c 'cell "$@"' _
 }
 
-cell cost 1 '*' # alone: it measures time
+cell cost 1 '*' # before everything else: it measures time
 if [[ $options == *cuda* ]] && command -v nvidia-cuda-mps-control > /dev/null; then
     export CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$(mktemp -d)
     nvidia-cuda-mps-control -d
@@ -49,7 +49,7 @@ queue "${VIT:-3}" < <(
     printf 'table1 3 vit-outeffhop-%s\ntable1 3 vit-vanilla-%s\n' 1 1 2 2
 ) &
 (
-    # tokenised once, or each process would do it for itself
+    # tokenize once, or every process would do it
     "$python" -m outeffhop train --model opt --preset small --data "$data/prose" --out "$logs/none" --dry-run \
         > "$logs/tokens.log" 2>&1
     queue "${BERT:-6}" < <(
@@ -59,7 +59,7 @@ queue "${VIT:-3}" < <(
     queue "${OPT:-5}" < <(
         printf 'table1 3 opt-outeffhop-%s\ntable1 3 opt-vanilla-%s\n' 0 0 1 1 2 2
         printf 'table1 1 opt-%s-0\n' gated-outeffhop gated clipped-outeffhop clipped
-        # the last three are runs of table1, which must be done by then: a run's folder is one process's
+        # the last three are runs of table1, which must have finished: only one process may use a run's folder
         printf 'beyond 1 %s-0\n' {vanilla,outeffhop}-qk_norm-rms gated-outeffhop-predictor-features \
             gated-outeffhop-gate-element-predictor-features{,-qk_norm-rms} \
             outeffhop-sink-learned{,-qk_norm-rms} gated-gate-element-predictor-features-qk_norm-rms \
@@ -68,11 +68,11 @@ queue "${VIT:-3}" < <(
     wait
 ) &
 while [ "$(jobs -r | wc -l)" -gt 0 ]; do
-    echo "$(date +%T) $(find "$out" -path '*cells/*.json' | wc -l) cells"
+    echo "$(date +%T) $(cat "$out"/*.json 2> /dev/null | grep -c '"asked":') cells"
     sleep "${EVERY:-60}"
 done
 wait
-# once more from all cells there are now: one that ended before others did not know of theirs
+# draw the results again from all cells: those that finished early did not include the later ones
 cell table1 3 'opt-vanilla-*'
 cell table2 1 'ETTh1-24-*-0'
 cell beyond 1 'vanilla-0'

@@ -1,11 +1,11 @@
-"""The test suite on the oldest and the newest torch and transformers, each in an environment of its own.
+"""Runs the test suite with the oldest and the newest supported torch and transformers, each in its own environment.
 
-    python tools/versions.py                                       # makes .versions/NAME, once, and tests in each
-    python tools/versions.py --python oldest=/path/to/bin/python   # an environment that is there already
-    python tools/versions.py --only oldest tests/attention tests/nn
+    python tools/versions.py                                       # makes .versions/NAME once, and tests in each
+    python tools/versions.py --python oldest=/path/to/bin/python   # in an existing environment
+    python tools/versions.py --only oldest tests/ops tests/nn
 
-What follows the options goes to pytest. The outcome is added to RESULT: packages, counts, the tests that failed. A part
-of the suite is recorded as such. An environment takes gigabytes where torch comes with CUDA.
+Further arguments are passed to pytest. The outcome is added to RESULT: packages, counts and failed tests. If only a
+part of the suite was run, RESULT says which. An environment takes gigabytes if torch comes with CUDA.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# None is the newest that can be had
+# None: the newest release
 WANTED: dict[str, dict[str, str | None]] = {
     "oldest": {"torch": "2.11.0", "transformers": "5.17.0"},
     "newest": {"torch": "2.13.0", "transformers": None},
 }
-# what transformers decides the versions of
+# packages whose versions follow from those of torch and transformers
 ITS_OWN = {"torch", "transformers", "tokenizers", "huggingface-hub", "safetensors"}
 SHOWN = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy")
 
 
 def make(name: str, folder: Path) -> Path:
-    """The interpreter of a named environment, which is made where it is not there."""
+    """The interpreter of a named environment, which is made if it does not exist."""
     python = folder / "bin" / "python"
     if (folder / ".installed").is_file():
         return python
@@ -43,7 +43,7 @@ def make(name: str, folder: Path) -> Path:
     exact = [f"{package}=={version}" for package, version in WANTED[name].items() if version]
     (folder / "constraints.txt").write_text("\n".join([*kept, *exact]) + "\n")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, f"torch=={WANTED[name]['torch']}"], check=True)  # first and alone, as the Makefile does
+    subprocess.run([*pip, f"torch=={WANTED[name]['torch']}"], check=True)  # first and on its own, as in the Makefile
     constraints = str(folder / "constraints.txt")
     subprocess.run([*pip, "--constraint", constraints, "--editable", f"{ROOT}[dev]"], check=True)
     (folder / ".installed").touch()
@@ -60,14 +60,14 @@ def packages(python: Path) -> dict[str, str]:
 
 
 def check(name: str, found: dict[str, str]) -> None:
-    """An environment that was named by hand is what it is taken for."""
+    """Exits if a given environment does not have the versions that its name promises."""
     for package, version in WANTED[name].items():
         if version and found[package].split("+")[0] != version:
-            raise SystemExit(f"{name}: {package} {version} is wanted, that interpreter has {found[package]}")
+            raise SystemExit(f"{name}: needs {package} {version}, but that interpreter has {found[package]}")
 
 
 def test(python: Path, folder: Path, arguments: list[str]) -> dict[str, Any]:
-    """Runs pytest and counts. The package is this checkout's, whatever the environment has installed."""
+    """Runs pytest and counts. The package is always this checkout's, not one that is installed in the environment."""
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "junit.xml"
     report.unlink(missing_ok=True)
@@ -95,14 +95,14 @@ def test(python: Path, folder: Path, arguments: list[str]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=WANTED, help="one of the environments")
+    parser.add_argument("--only", choices=WANTED, help="test only this environment")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="use this interpreter")
     parser.add_argument("--envs", type=Path, default=ROOT / ".versions", help="where environments are made")
     parser.add_argument("--result", type=Path, default=ROOT / "benchmarks" / "results" / "versions.json")
     given, arguments = parser.parse_known_args()
     named = dict(pair.partition("=")[::2] for pair in given.python)
     if unknown := named.keys() - WANTED.keys():
-        parser.error(f"--python {', '.join(unknown)}: the names are {', '.join(WANTED)}")
+        parser.error(f"--python {', '.join(unknown)}: choose from {', '.join(WANTED)}")
 
     results = json.loads(given.result.read_text()) if given.result.is_file() else {}
     for name in [given.only] if given.only else WANTED:
@@ -110,7 +110,7 @@ def main() -> int:
         found = packages(python)
         check(name, found)
         print(f"{name}: {', '.join(f'{p} {v}' for p, v in found.items())}", flush=True)
-        part = " ".join(arguments) or "the whole suite but its slow tests"
+        part = " ".join(arguments) or "the whole suite except its slow tests"
         outcome = test(python, given.envs / f"{name}-report", arguments)
         results[name] = {"date": time.strftime("%Y-%m-%d"), "tests": part, "packages": found, **outcome}
         given.result.parent.mkdir(parents=True, exist_ok=True)

@@ -1,35 +1,78 @@
 """Transformers free of activation outliers: the Outlier-Efficient Modern Hopfield Model.
 
-Importing this package makes the methods known to transformers as attention implementations.
+Importing this package costs next to nothing: each name is loaded when it is first used. As soon as transformers is
+imported, before or after this package, its models accept the methods as attention implementations::
+
+    AutoModelForMaskedLM.from_config(config, attn_implementation="outeffhop")
 """
 
-from outeffhop.functional import clipped_softmax, entmax, logsumexp_n, softmax1, softmax_n, sparsemax
-from outeffhop.memory import HopfieldMemory, NoOp
-from outeffhop.methods import Method, methods
-from outeffhop.models import SinkSchedule, convert, from_config, model_summary
-from outeffhop.nn import OutEffHop, OutEffHopLayer, OutEffHopPooling
-from outeffhop.ops import attention, explain
+from __future__ import annotations
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING, Any
+
+import lazy_loader
+import wrapt
+
+if TYPE_CHECKING:
+    from outeffhop import functional, lab, memory, methods, metrics, models, nn, ops, outliers, quantization
+    from outeffhop.functional import softmax1, softmax_n
+    from outeffhop.memory import HopfieldMemory
+    from outeffhop.methods import Method
+    from outeffhop.models import SinkSchedule, convert, from_config, model_summary
+    from outeffhop.nn import OutEffHop, OutEffHopLayer, OutEffHopPooling
+    from outeffhop.ops import attention, explain
+
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "attention",
     "explain",
+    "softmax_n",
+    "softmax1",
+    "Method",
     "convert",
     "from_config",
     "SinkSchedule",
     "model_summary",
     "HopfieldMemory",
-    "NoOp",
     "OutEffHop",
     "OutEffHopPooling",
     "OutEffHopLayer",
-    "Method",
+    "functional",
     "methods",
-    "softmax_n",
-    "softmax1",
-    "logsumexp_n",
-    "clipped_softmax",
-    "sparsemax",
-    "entmax",
+    "ops",
+    "memory",
+    "nn",
+    "models",
+    "metrics",
+    "outliers",
+    "quantization",
+    "lab",
 ]
+
+__getattr__, __dir__, _ = lazy_loader.attach(
+    __name__,
+    ["functional", "methods", "ops", "memory", "nn", "models", "metrics", "outliers", "quantization", "lab"],
+    {
+        "functional": ["softmax_n", "softmax1"],
+        "methods": ["Method"],
+        "ops": ["attention", "explain"],
+        "memory": ["HopfieldMemory"],
+        "nn": ["OutEffHop", "OutEffHopPooling", "OutEffHopLayer"],
+        "models": ["convert", "from_config", "SinkSchedule", "model_summary"],
+    },
+)
+
+
+@wrapt.when_imported("transformers.modeling_utils")
+def _register(_: Any) -> None:
+    """Makes the methods known to transformers, right now if it is loaded already."""
+    from outeffhop.models.registration import register
+
+    register()
+
+
+@wrapt.when_imported("transformers.models.auto.modeling_auto")
+def _register_stanhop(_: Any) -> None:
+    """Makes STanHop-Net known to transformers' auto classes."""
+    import outeffhop.models.stanhop  # noqa: F401

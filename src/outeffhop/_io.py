@@ -1,49 +1,155 @@
-"""Files that are whole or absent, and JSON to and from dataclasses.
+"""Files that are written whole or not at all, manifests that tell whether a folder is still whole, and JSON.
 
-What is written replaces a file at once or leaves it as it was. What is read may be cut short, edited by hand or
-written by something else: whatever is wrong with it is a ValueError that names the file, or the field in it.
+A file or folder is written under a temporary name beside its place and then renamed. A process that is killed, or a
+disk that is full, leaves what was there before.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import json
 import math
 import os
 import secrets
-import types
-import typing
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 __all__ = [
     "check_folder",
-    "from_json_value",
+    "check_manifest",
+    "checksum",
+    "dump_json",
     "from_plain",
     "parse_json",
-    "read_as",
+    "publish",
     "read_json",
     "to_plain",
+    "whole_file",
+    "whole_folder",
+    "write_json",
+    "write_manifest",
     "write_whole",
 ]
 
-Kind = TypeVar("Kind")
+_MANIFEST = "manifest.json"
 
-_INFINITE = ("nan", "inf", "-inf")  # how to_plain writes them
-_WORDS: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    bool: "true or false",
-    type(None): "null",
-    list: "a list",
-    dict: "a mapping",
-}
+
+# Files and folders
+
+
+def check_folder(path: str | os.PathLike[str], name: str = "out") -> None:
+    """Raises a ValueError, before hours of work, if a folder cannot be created or written to."""
+    target = Path(path)
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{name}={str(target)!r} is a file: give a folder")
+    nearest = next(p for p in (target, *target.absolute().parents) if p.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"{name}={str(target)!r} cannot be created: {str(nearest)!r} is a file")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ValueError(f"{name}={str(target)!r} cannot be written to: {str(nearest)!r} is read-only")
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Gives a temporary path to write to; the file replaces ``path`` at the end, or is removed after an error."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    side = _beside(target)
+    try:
+        yield side
+        _sync(side)
+        os.replace(side, target)
+    except OSError as error:  # on a full disk, the system does not say which file it was
+        raise OSError(error.errno, error.strerror or str(error), str(target)) from error
+    finally:
+        side.unlink(missing_ok=True)
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes a file whole or not at all; creates its folder."""
+    with whole_file(path) as side:
+        # a file name that is not UTF-8 may be part of the text: its bytes are written as numbers
+        side.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
+
+
+@contextmanager
+def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Gives a temporary folder to write to; it becomes ``path`` at the end, or is removed after an error."""
+    side = _beside(Path(path))
+    side.mkdir(parents=True)
+    try:
+        yield side
+        publish(side, Path(path))
+    finally:
+        shutil.rmtree(side, ignore_errors=True)
+
+
+def publish(side: Path, place: Path) -> None:
+    """Renames a finished folder, once every byte of it is on disk; ``place`` must not exist, or be empty."""
+    for path in (*side.rglob("*"), side):
+        _sync(path)
+    os.replace(side, place)
+    _sync(place.parent)
+
+
+def write_manifest(folder: Path, about: Any = None) -> None:
+    """Notes the size and SHA-256 of every file of a folder in its manifest.json, with what ``about`` says of them."""
+    files = {
+        str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": checksum(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    (folder / _MANIFEST).write_text(json.dumps({"about": about, "files": files}, indent=1))
+
+
+def check_manifest(folder: Path) -> Any:
+    """Returns the manifest's ``about``; raises a ValueError if a file is missing or has changed since."""
+    try:
+        manifest = read_json(folder / _MANIFEST)
+        about, files = manifest["about"], [(name, f["size"], f["sha256"]) for name, f in manifest["files"].items()]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise ValueError(f"its {_MANIFEST} cannot be read") from None
+    for name, size, sha256 in files:
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"{name} is missing")
+        try:
+            if path.stat().st_size != size:
+                raise ValueError(f"{name} has {path.stat().st_size} bytes, not {size}")
+            if checksum(path) != sha256:
+                raise ValueError(f"the content of {name} has changed")
+        except OSError as error:
+            raise ValueError(f"{name} cannot be read: {error.strerror}") from error
+    return about
+
+
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _beside(target: Path) -> Path:
+    # in the same folder, because a rename is atomic only within one file system
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# JSON
 
 
 def to_plain(value: Any) -> Any:
-    """The same with "nan", "inf" and "-inf" for the numbers that JSON does not know, and lists for tuples."""
+    """The value as JSON can hold it: "nan", "inf" and "-inf" for such numbers, lists for tuples."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -54,7 +160,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """The inverse, but for tuples, which stay lists."""
+    """The inverse of ``to_plain``, except that tuples stay lists."""
     if isinstance(value, dict):
         return {k: from_plain(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -62,48 +168,16 @@ def from_plain(value: Any) -> Any:
     return float(value) if value in ("nan", "inf", "-inf") else value
 
 
-def check_folder(path: str | os.PathLike[str], name: str = "out") -> None:
-    """Raises a ValueError, before hours of measuring, where a folder could not be made or written to in the end."""
-    target = Path(path)
-    if target.exists() and not target.is_dir():
-        raise ValueError(f"{name}={str(target)!r} is a file: the name of a folder is needed")
-    nearest = next(p for p in (target, *target.absolute().parents) if p.exists())
-    if not nearest.is_dir():
-        raise ValueError(f"{name}={str(target)!r} cannot be made: {str(nearest)!r} is a file")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ValueError(f"{name}={str(target)!r} cannot be written to: {str(nearest)!r} is read-only here")
+def dump_json(value: Any) -> str:
+    """Strict JSON: numbers that are not finite are written as ``to_plain`` has them."""
+    return json.dumps(to_plain(value), indent=1) + "\n"
 
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Replaces a file at once, or leaves it as it is; makes its folder."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # in the same folder, since os.replace is atomic within one file system alone
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(beside, "wb") as file:
-            # a name of other bytes than UTF-8 is shown by their numbers
-            file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())  # a disk that is full may say so only now
-        os.replace(beside, target)
-    except OSError as error:  # of a full disk, the system does not say which file
-        raise OSError(error.errno, error.strerror or str(error), str(target)) from error
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def read_as(kind: type[Kind], path: str | os.PathLike[str], what: str) -> Kind:
-    """The dataclass a JSON file holds; ``what`` says in errors what the file should have been."""
-    try:
-        found: Kind = from_json_value(kind, read_json(path))
-    except ValueError as error:
-        raise ValueError(f"{path} is no {what}: {error}") from error
-    return found
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    write_whole(path, dump_json(value))
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """What a JSON file holds; a ValueError that names the file where it is none."""
     try:
         return parse_json(Path(path).read_bytes().decode())
     except (OSError, ValueError) as error:
@@ -113,60 +187,5 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 def parse_json(text: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # nesting without end, and numbers of thousands of digits, too
-        raise ValueError(f"no JSON: {' '.join(str(error).split())}") from error
-
-
-def from_json_value(kind: Any, value: Any, at: str = "") -> Any:
-    """The value as a type has it: a dataclass of a mapping, tuples of lists; ``at`` names it in errors."""
-    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, value, at)
-    if origin in (types.UnionType, typing.Union):
-        return _first_that_fits(arguments, value, at)
-    if kind is Any or (origin is Literal and value in arguments):
-        return value
-    if origin in (tuple, Sequence) and isinstance(value, list):
-        return tuple(from_json_value(arguments[0], v, f"{at}[{i}]") for i, v in enumerate(value))
-    if origin in (dict, Mapping) and isinstance(value, dict):
-        return {k: from_json_value(arguments[1], v, f"{at}.{k}") for k, v in value.items()}
-    if kind is float and (value in _INFINITE or _is_number(value)):
-        try:
-            return float(value)
-        except OverflowError:
-            raise ValueError(f"{at} is a whole number beyond any float") from None
-    if (kind is int and _is_number(value) and isinstance(value, int)) or (kind in _WORDS and type(value) is kind):
-        return value
-    raise ValueError(f"{at or 'it'} is {_WORDS[type(value)]}, not {_spell(kind, origin, arguments)}")
-
-
-def _dataclass(kind: Any, value: Any, at: str) -> Any:
-    if not isinstance(value, dict):
-        raise ValueError(f"{at or 'it'} is {_WORDS[type(value)]}, not a mapping of names to values")
-    hints = {name: hint for name, hint in typing.get_type_hints(kind).items() if name in kind.__dataclass_fields__}
-    required = {f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING}
-    wrong = sorted((required - value.keys()) | (value.keys() - hints.keys()))
-    if wrong:
-        names = ", ".join(name if name.isidentifier() else repr(name) for name in wrong)
-        raise ValueError(f"fields that are missing or unknown{f' in {at}' if at else ''}: {names[:200]}")
-    return kind(**{k: from_json_value(hints[k], v, f"{at}.{k}" if at else k) for k, v in value.items()})
-
-
-def _first_that_fits(kinds: tuple[Any, ...], value: Any, at: str) -> Any:
-    said = None
-    for kind in kinds:
-        try:
-            return from_json_value(kind, value, at)
-        except ValueError as error:
-            said = said or error
-    raise said or ValueError(f"{at}: no type fits")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _spell(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> str:
-    if origin is Literal:
-        return " or ".join(map(repr, arguments))
-    return _WORDS.get(kind) or ("a mapping" if origin in (dict, Mapping) else "a list")
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
+        raise ValueError(f"not JSON: {' '.join(str(error).split())}") from error

@@ -1,31 +1,54 @@
-"""What is said of a name that nobody knows, the nearest there are and all of them; and of one that is not UTF-8."""
+"""Error messages for names: unknown ones, paths that are not UTF-8, and packages that are not installed."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
+from types import ModuleType
 
-__all__ = ["check_utf8", "did_you_mean", "known"]
+__all__ = ["check_utf8", "did_you_mean", "known", "require"]
+
+# where pip's name of a package is not the one it is imported by
+_PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn"}
+
+
+def require(module: str, extra: str = "lab") -> ModuleType:
+    """Imports a module of a package that only ``outeffhop[extra]`` installs.
+
+    >>> load_digits = require("sklearn.datasets").load_digits
+
+    Raises:
+        ImportError: the package is not installed; the message names it and the pip command that installs it.
+    """
+    top = module.partition(".")[0]
+    try:
+        import_module(top)
+    except ModuleNotFoundError as error:
+        if error.name != top:  # the package is there, but something it imports is not
+            raise
+        raise ImportError(f"this needs {_PACKAGES.get(top, top)}: pip install 'outeffhop[{extra}]'", name=top) from None
+    return import_module(module)
 
 
 def did_you_mean(word: object, names: Iterable[object], n: int = 1) -> str:
-    """The end of a sentence: "; did you mean 'vanilla'?", or a full stop where no name is near."""
+    """The end of a sentence: "; did you mean 'vanilla'?", or a full stop if no name is close."""
     near = get_close_matches(str(word), list(map(str, names)), n=n, cutoff=0.5)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
 
 
 def known(what: str, value: str, names: Iterable[str]) -> str:
-    """``value`` if it is one of ``names``, else a ValueError with the nearest and with all of them."""
+    """Returns ``value`` if it is one of ``names``; raises a ValueError that suggests the closest and lists all."""
     choices = list(names)
     if value in choices:
         return value
-    raise ValueError(f"{what}={value!r} is unknown{did_you_mean(value, choices)} There are: {', '.join(choices)}")
+    raise ValueError(f"{what}={value!r} is unknown{did_you_mean(value, choices)} Available: {', '.join(choices)}")
 
 
 def check_utf8(what: str, path: str | os.PathLike[str]) -> None:
-    """Raises ValueError for a path whose bytes are no UTF-8: safetensors neither reads nor writes there."""
+    """Raises a ValueError if a path is not UTF-8: safetensors can neither read nor write it."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{what}={os.fspath(path)!r} is not UTF-8, as safetensors needs it: rename it") from None
+        raise ValueError(f"{what}={os.fspath(path)!r} is not UTF-8, which safetensors needs: rename it") from None

@@ -23,11 +23,6 @@ __all__ = [
     "below_sink",
 ]
 
-# The package's autograd Functions are written as classmethods, which Dynamo cannot read; it need not.
-_sparsemax, _entmax15, _entmax_bisect = (
-    torch.compiler.allow_in_graph(f) for f in (_package.sparsemax, _package.entmax15, _package.entmax_bisect)
-)
-
 
 def softmax_n(
     x: Tensor,
@@ -131,16 +126,42 @@ def entmax(x: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
     reach = 2.0 / ((alpha.detach() if isinstance(alpha, Tensor) else alpha) - 1.0)
     lost = ~torch.isfinite(top)  # NaN or +inf in a row: NaN for that row, where the package would index out of bounds
     x = torch.where(lost, 0, torch.where(absent, -reach, x - top))
-    halvings = 50 if x.dtype == torch.float64 else 32  # of an interval of at most 1: past these float32 sees no change
-    if isinstance(alpha, Tensor):
-        p = _entmax_bisect(x, alpha, dim=dim, n_iter=halvings)
-    elif alpha == 2.0:
-        p = _sparsemax(x, dim=dim)
-    elif alpha == 1.5:
-        p = _entmax15(x, dim=dim)
-    else:
-        p = _entmax_bisect(x, alpha, dim=dim, n_iter=halvings)
+    p = _Entmax.apply(x, alpha, dim)
     return p.masked_fill(absent, 0).masked_fill(lost, torch.nan).to(out_dtype)
+
+
+class _Entmax(torch.autograd.Function):
+    """The package's forward with our own backward, since torch.compile cannot trace its backward, a classmethod.
+
+    torch.compiler.allow_in_graph would do without this class, but it imports torch._dynamo, which takes a second.
+    """
+
+    @staticmethod
+    def forward(ctx, x, alpha, dim):  # type: ignore[no-untyped-def]
+        if isinstance(alpha, Tensor) or alpha not in (1.5, 2.0):
+            # halvings of an interval of at most 1: more would change nothing in this dtype
+            p = _package.entmax_bisect(x, alpha, dim=dim, n_iter=50 if x.dtype == torch.float64 else 32)
+        else:
+            p = (_package.sparsemax if alpha == 2.0 else _package.entmax15)(x, dim=dim)
+        ctx.dim, ctx.number = dim, None if isinstance(alpha, Tensor) else alpha
+        ctx.save_for_backward(p, alpha if isinstance(alpha, Tensor) else None)
+        return p
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        p, alpha = ctx.saved_tensors
+        dim, order = ctx.dim, alpha if ctx.number is None else ctx.number
+        # ∂p/∂x = diag(s) − s sᵀ / Σs with s = p^(2 − α) on the support, 0 elsewhere
+        s = torch.where(p > 0, p ** (2.0 - order), 0.0)
+        share = s / s.sum(dim, keepdim=True)
+        grad_x = s * (grad - (share * grad).sum(dim, keepdim=True))
+        grad_alpha = None
+        if ctx.needs_input_grad[1]:  # Correia et al., 2019, proposition 1
+            plogp = torch.where(p > 0, p * torch.log(p), 0.0)
+            slope = (p - share) / (order - 1.0) ** 2
+            slope = slope - (plogp - share * plogp.sum(dim, keepdim=True)) / (order - 1.0)
+            grad_alpha = (grad * slope).sum_to_size(alpha.shape)
+        return grad_x, grad_alpha, None
 
 
 def below_sink(x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:

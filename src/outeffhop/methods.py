@@ -1,9 +1,9 @@
 """The attention method as a value: a normalizer of the scores and, for some, a gate on the output or QK-norm.
 
-A method is written as its name with the parameters that differ from the defaults, as in
-``clipped(gamma=-0.03)`` or ``outeffhop(sink=learned)``; ``Method.parse`` and ``str`` are inverse.
-It travels as this value from the command line into model, config and report; nothing else in the
-package switches on a method's name.
+A method is written as its name with the parameters that differ from the defaults, such as ``clipped(gamma=-0.03)`` or
+``outeffhop(sink=learned)``; ``Method.parse`` is the inverse of ``str``. The value travels from the command line into
+model, config and report; nothing else in the package switches on a method's name. This module does not import torch, so
+that listing the methods takes no time.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from outeffhop._naming import did_you_mean, known
-from outeffhop.functional import below_sink, clipped_softmax, entmax, softmax_n
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "Method",
@@ -30,7 +29,6 @@ __all__ = [
     "GateSpec",
     "Entry",
     "METHODS",
-    "methods",
 ]
 
 Learned = Literal["learned"]
@@ -39,22 +37,22 @@ Learned = Literal["learned"]
 class Normalizer:
     """Scores over the last dimension → weights; −inf marks a key that takes no part.
 
-    A call takes the learned tensor where there is one: the sink [H], or α.
+    A call takes the learned tensor if there is one: the sink [H], or α.
     """
 
     @property
     def sink(self) -> float | None:
-        """log n where fused attention can serve this normalizer, else None."""
+        """log n if fused attention can serve this normalizer, else None."""
         return None
 
     @property
     def learns(self) -> str | None:
-        """The name of what is learned, "sink" or "alpha"; None where nothing is."""
+        """The name of what is learned, "sink" or "alpha"; None if nothing is."""
         return None
 
     @property
     def start(self) -> float:
-        """The value a learned tensor starts from."""
+        """The initial value of the learned tensor."""
         raise ValueError(f"{self} learns nothing")
 
     def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
@@ -63,17 +61,17 @@ class Normalizer:
 
 @dataclass(frozen=True)
 class SoftmaxN(Normalizer):
-    """exp(x_i) / (n + Σ exp(x_j)); n = 0 is softmax, n = 1 the paper's softmax1."""
+    """exp(x_i) / (n + Σ exp(x_j)): n = 0 is softmax, n = 1 the paper's softmax1."""
 
     n: float = 1.0
     noop: Literal["fixed", "learned"] = "fixed"
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.n < math.inf:
-            raise ValueError(f"n={self.n}: the number of no-op patterns is finite and not negative")
+            raise ValueError(f"n={self.n}: the number of no-op patterns must be finite and not negative")
         _check_words(self)
         if self.noop == "learned" and self.n == 0:
-            raise ValueError("n=0 with a learned sink: it starts from log n, so n > 0 is needed")
+            raise ValueError("n=0 with a learned sink: it starts from log n, so n must be greater than 0")
 
     @property
     def sink(self) -> float:
@@ -88,6 +86,8 @@ class SoftmaxN(Normalizer):
         return self.sink
 
     def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
+        from outeffhop.functional import below_sink, softmax_n
+
         if learned is None:
             return softmax_n(scores, self.n)
         x, n, _ = below_sink(scores, learned.to(scores.dtype)[:, None, None])
@@ -107,15 +107,17 @@ class Clipped(Normalizer):
         if (self.gamma is None) == (self.alpha is None):
             raise ValueError(f"gamma={self.gamma}, alpha={self.alpha}: give one of the two (γ = −α/T)")
         if self.gamma is not None and not -math.inf < self.gamma <= 0:
-            raise ValueError(f"gamma={self.gamma}: clipping stretches outwards, a finite gamma <= 0 is needed")
+            raise ValueError(f"gamma={self.gamma}: must be finite and at most 0, since clipping stretches outwards")
         if not 1 <= self.zeta < math.inf:
-            raise ValueError(f"zeta={self.zeta}: clipping stretches outwards, a finite zeta >= 1 is needed")
+            raise ValueError(f"zeta={self.zeta}: must be finite and at least 1, since clipping stretches outwards")
         if self.alpha is not None and not 0 <= self.alpha < math.inf:
-            raise ValueError(f"alpha={self.alpha}: γ = −α/T needs a finite alpha >= 0")
+            raise ValueError(f"alpha={self.alpha}: must be finite and at least 0 (γ = −α/T)")
         if not 0.0 <= self.n < math.inf:
-            raise ValueError(f"n={self.n}: the number of no-op patterns is finite and not negative")
+            raise ValueError(f"n={self.n}: the number of no-op patterns must be finite and not negative")
 
     def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
+        from outeffhop.functional import clipped_softmax
+
         gamma = self.gamma if self.gamma is not None else -self.alpha / max(scores.shape[-1], 1)  # type: ignore[operator]
         return clipped_softmax(scores, gamma, self.zeta, self.n)
 
@@ -128,7 +130,7 @@ class Entmax(Normalizer):
 
     def __post_init__(self) -> None:
         if self.alpha != "learned" and (isinstance(self.alpha, str) or not 1.0 <= self.alpha < math.inf):
-            raise ValueError(f"alpha={self.alpha}: entmax needs a number >= 1, or learned")
+            raise ValueError(f"alpha={self.alpha}: must be a number of at least 1, or learned")
 
     @property
     def learns(self) -> str | None:
@@ -139,6 +141,8 @@ class Entmax(Normalizer):
         return 1.5 if self.alpha == "learned" else float(self.alpha)
 
     def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
+        from outeffhop.functional import entmax
+
         return entmax(scores, self.start if learned is None else learned)
 
 
@@ -150,9 +154,11 @@ class Polynomial(Normalizer):
 
     def __post_init__(self) -> None:
         if self.order < 2 or self.order % 2:
-            raise ValueError(f"order={self.order}: an even order, at least 2, is needed")
+            raise ValueError(f"order={self.order}: must be even and at least 2")
 
     def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
+        import torch
+
         x = torch.where(torch.isneginf(scores), 0.0, scores)
         # the weights do not depend on the scale of a row, so the largest is brought to 1
         top = x.detach().abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_ones(())
@@ -178,7 +184,7 @@ class GateSpec:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.init < 1.0:
-            raise ValueError(f"init={self.init}: the gate's first opening lies strictly between 0 and 1")
+            raise ValueError(f"init={self.init}: the initial opening of the gate must lie strictly between 0 and 1")
         _check_words(self)
 
 
@@ -189,7 +195,7 @@ class Method:
     Attributes:
         name: one of ``METHODS``.
         normalizer: how scores become weights.
-        gate: on each head's output, if there is one.
+        gate: of each head's output, or None.
         qk_norm: "rms" divides queries and keys by their root mean square, head by head, before the scores.
     """
 
@@ -207,12 +213,12 @@ class Method:
         if isinstance(text, Method):
             return text
         if not isinstance(text, str):
-            raise TypeError(f"method={text!r} is a {type(text).__name__}: a name such as 'outeffhop(n=4)' is needed")
+            raise TypeError(f"method={text!r} is a {type(text).__name__}: give a name such as 'outeffhop(n=4)'")
         match = re.fullmatch(r"\s*([^()\s]+)\s*(?:\((.*)\))?\s*", text)
         if match is None:
             raise ValueError(f"method {text!r} is not of the form name or name(parameter=value, ...)")
         name, inside = match[1], match[2]
-        if name not in METHODS:  # one of a user's own may be spelled in any way
+        if name not in METHODS:  # a method that a user added may be spelled in any way
             name = name.lower().replace("_", "-")
             name = _ALIASES.get(name, name)
         if name not in METHODS:
@@ -237,14 +243,14 @@ class Method:
         usual = {} if entry is None else entry.values(entry.method)
         values = {} if entry is None else entry.values(self)
         changed = {p: _format(v) for p, v in values.items() if v != usual[p] and v is not None}
-        if entry is None or entry.with_parameters(changed) != self:  # read again it would be another method
-            raise ValueError(f"{self!r} cannot be written by its name: METHODS needs an Entry that makes it")
+        if entry is None or entry.with_parameters(changed) != self:  # parsed again, it would be another method
+            raise ValueError(f"{self!r} cannot be written by its name: add an Entry to METHODS that makes it")
         return self.name + (f"({', '.join(f'{p}={v}' for p, v in changed.items())})" if changed else "")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A named method with its defaults, the parameters a user may set, and what to say of it."""
+    """A named method with its defaults, the parameters a user may set, and one line about it."""
 
     method: Method
     parameters: tuple[str, ...]
@@ -270,12 +276,12 @@ class Entry:
 
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:
-        """Parameter → the words it takes, for those that take any."""
+        """Parameter → the words it accepts, for parameters that accept words."""
         words = {p: _WORDS.get((self._part(p), _FIELD.get(p, p)), ()) for p in self.parameters}
         return {p: known for p, known in words.items() if known}
 
     def _part(self, parameter: str) -> type:
-        """Whose field a parameter is: the normalizer's, the gate's or the method's own."""
+        """The class that has the parameter as a field: the normalizer, the gate or the method."""
         field = _FIELD.get(parameter, parameter)
         parts = (self.method.normalizer, self.method.gate)
         return next((type(part) for part in parts if part is not None and field in _fields(part)), Method)
@@ -296,7 +302,7 @@ def _check_words(part: SoftmaxN | GateSpec | Method) -> None:
             known(field, getattr(part, field), words)
 
 
-# What users call a parameter where the field has another name: a "sink" that is learned.
+# Parameters that users know by another name than the field's.
 _FIELD = {"sink": "noop"}
 _ALIASES = {"dense": "vanilla", "softmax": "vanilla", "softmax1": "outeffhop"}
 _SINK, _CLIP = ("n", "sink"), ("gamma", "zeta", "alpha")
@@ -336,11 +342,6 @@ METHODS: dict[str, Entry] = {
 }
 
 
-def methods() -> list[str]:
-    """The names of all methods: the paper's six, then the Hopfield baselines."""
-    return list(METHODS)
-
-
 def _fields(part: Any) -> dict[str, Any]:
     return {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
 
@@ -358,9 +359,9 @@ def _convert(parameter: str, value: str, part: type, field: str) -> Any:
     try:
         return int(value) if field == "order" else float(value)
     except ValueError:
-        kind = "a whole number" if field == "order" else "a number"
+        kind = "an integer" if field == "order" else "a number"
         also = f" or {' or '.join(words)}" if words else ""
-        raise ValueError(f"{parameter}={value!r}: {kind}{also} is needed") from None
+        raise ValueError(f"{parameter}={value!r}: must be {kind}{also}") from None
 
 
 def _format(value: Any) -> str:
@@ -369,6 +370,6 @@ def _format(value: Any) -> str:
 
 def _nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
     if not known:
-        return "; it takes none"
+        return "; it has no parameters"
     near = did_you_mean(word, known, n=3)
-    return f". There are: {', '.join(known)}" if near == "." else near
+    return f"; choose from {', '.join(known)}" if near == "." else near

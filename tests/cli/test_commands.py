@@ -8,7 +8,7 @@ import pytest
 
 from outeffhop import __version__
 from outeffhop.cli.main import main
-from outeffhop.methods import methods
+from outeffhop.methods import METHODS
 from outeffhop.models import presets
 from outeffhop.ops import BACKENDS
 
@@ -48,7 +48,7 @@ def test_doctor_json(capsys):
 def test_methods(capsys):
     assert main(["methods"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == methods()
+    assert [line.split()[0] for line in lines[2:]] == list(METHODS)
 
 
 def test_one_method(capsys):
@@ -80,11 +80,19 @@ def test_wrong_method_is_exit_code_2(capsys):
     )
 
 
-@pytest.mark.parametrize("arguments", [["nothing"], ["doctor", "--nothing"], []])
-def test_wrong_usage_is_exit_code_2(arguments, capsys):
+def test_wrong_usage_is_exit_code_2(capsys):
+    assert main([]) == 2
+    assert "usage: outeffhop" in capsys.readouterr().err
     with pytest.raises(SystemExit) as caught:
-        main(arguments)
+        main(["doctor", "--nothing"])
     assert caught.value.code == 2
+
+
+def test_an_unknown_command_is_told_the_nearest(capsys):
+    assert main(["quantise"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "did you mean 'quantize'" in printed.err
 
 
 COMMANDS = [

@@ -41,9 +41,9 @@ def test_a_path_as_json(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["builtin:txt"], "outeffhop: builtin='txt' is unknown; did you mean 'text'? There are"),
-        (["builtin:text", "--task", "forecasting"], "outeffhop: data spec 'builtin:text' holds text, but task"),
-        (["no/such/path"], "outeffhop: data spec 'no/such/path': there is no such path"),
+        (["builtin:txt"], "outeffhop: builtin='txt' is unknown; did you mean 'text'? Available:"),
+        (["builtin:text", "--task", "forecasting"], "outeffhop: data spec 'builtin:text' contains text, but task"),
+        (["no/such/path"], "outeffhop: data spec 'no/such/path': no such path"),
     ],
 )
 def test_wrong_use_is_exit_code_2(arguments, message, capsys):

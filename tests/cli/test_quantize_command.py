@@ -11,7 +11,7 @@ from outeffhop.models import presets
 from outeffhop.quantization import QuantizationReport
 
 SMALL = dict(hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4)
-QUICK = ("--length", "32", "--batch-size", "4", "--calibration-batches", "2", "--limit", "2", "--seeds", "2")
+QUICK = ("--length", "32", "--batch-size", "4", "--calibration-batches", "2", "--batches", "2", "--seeds", "2")
 
 
 @pytest.fixture(scope="module")

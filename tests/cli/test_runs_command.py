@@ -66,7 +66,7 @@ def test_the_same_as_json(runs, capsys):
 
 def test_no_runs(tmp_path, capsys):
     assert main(["runs", str(tmp_path)]) == 0
-    assert "begin one with: outeffhop train" in capsys.readouterr().out
+    assert "outeffhop train --data builtin:text" in capsys.readouterr().out
     assert main(["runs", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
     assert main(["runs", str(tmp_path / "none")]) == 2
@@ -74,7 +74,7 @@ def test_no_runs(tmp_path, capsys):
 
 
 def test_a_run_stands_for_its_model_and_data_in_evaluate(runs, tmp_path, capsys):
-    command = ["evaluate", str(runs / "done"), "--limit", "1", "--batch-size", "4", "--out", str(tmp_path / "e")]
+    command = ["evaluate", str(runs / "done"), "--batches", "1", "--batch-size", "4", "--out", str(tmp_path / "e")]
     assert main([*command, "--json"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""  # no bars of other libraries
@@ -98,7 +98,7 @@ def test_the_masks_of_evaluate_are_the_runs_own(tmp_path, monkeypatch, capsys):
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     run = config(tmp_path / "a", model="bert")
     said = train(dataclasses.replace(run, changes=small, train=settings), quiet=True).metrics
-    assert main(["evaluate", str(tmp_path / "a"), "--limit", "1", "--batch-size", "4", "--json"]) == 0
+    assert main(["evaluate", str(tmp_path / "a"), "--batches", "1", "--batch-size", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(said, rel=1e-6)
 
 
@@ -117,7 +117,7 @@ def test_a_run_in_outliers_and_quantize(runs, tmp_path, capsys):
     said = json.loads((runs / "done" / "result.json").read_text())
     assert found["max_inf_norm"] == pytest.approx(said["max_inf_norm"], rel=1e-6)
     assert OutlierReport.load(tmp_path / "outliers.json").samples == 4
-    small = ["--batch-size", "4", "--limit", "1", "--calibration-batches", "1", "--seeds", "1"]
+    small = ["--batch-size", "4", "--batches", "1", "--calibration-batches", "1", "--seeds", "1"]
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     assert main(["quantize", str(copy), "--out", str(copy), *small]) == 0
@@ -136,7 +136,7 @@ def test_a_run_in_outliers_and_quantize(runs, tmp_path, capsys):
         ("torn", [], "config.yaml"),
         ("done/model", [], "data is missing"),
         ("done", ["--data", "builtin:images"], "needs text"),
-        ("done", ["--limit", "0"], "limit=0"),
+        ("done", ["--batches", "0"], "batches=0"),
         ("done", ["--batch-size", "0"], "batch-size=0"),
     ],
 )

@@ -116,9 +116,9 @@ def test_an_unknown_flag_gets_the_nearest_right_one(flag, right, capsys):
     [
         ("modle: opt", "'model'"),
         ("train: {max_stepz: 3}", "'max_steps'"),
-        ("train: {max_steps: many}", "train.max_steps='many': a whole number or nothing is needed"),
+        ("train: {max_steps: many}", "train.max_steps='many': must be an integer"),
         ("train: [1]", "a mapping"),
-        ("{", "is no YAML"),
+        ("{", "is not YAML"),
     ],
 )
 def test_a_wrong_config_file_is_refused_by_key(text, right, capsys):
@@ -203,7 +203,7 @@ def test_resume_auto_of_a_finished_run_says_its_numbers_again(capsys):
 
 
 def test_what_is_no_run_cannot_be_resumed(capsys):
-    assert "'nothing' is no run" in refused(capsys, ["resume", "nothing"])
+    assert "'nothing' is not a run" in refused(capsys, ["resume", "nothing"])
     assert not os.listdir()
 
 
@@ -218,13 +218,13 @@ def test_an_interrupted_run_says_how_to_go_on(capsys):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunTrainer, "training_step", interrupted)
         assert train("--out", "a", "--train.max-steps", "5", "--train.log-steps", "1") == 130
-    assert capsys.readouterr().err == "outeffhop: interrupted; go on with: outeffhop resume a\n"
+    assert capsys.readouterr().err == "outeffhop: interrupted; to continue: outeffhop resume a\n"
     assert RunFolder("a").last_checkpoint().name == "checkpoint-3"
     os.makedirs("a/checkpoints/checkpoint-4")  # as a disk might have torn it
     assert main(["resume", "a", "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["steps"] == 5
-    assert printed.err.startswith("outeffhop: warning: a/checkpoints/checkpoint-4 is passed over")
+    assert printed.err.startswith("outeffhop: warning: a/checkpoints/checkpoint-4 is skipped")
     assert ".py" not in printed.err
 
 

@@ -53,7 +53,7 @@ def everything(out):
     for model in DATA:
         train_one(model, out / model, out.parent / f"{out.name}-cache")
     run, cut = str(out / "opt"), ["--batch-size", "4", "--device", "cpu", "--out", str(out / "measured")]
-    assert command(["quantize", run, *cut, "--seeds", "2", "--limit", "1", "--calibration-batches", "1"]) == 0
+    assert command(["quantize", run, *cut, "--seeds", "2", "--batches", "1", "--calibration-batches", "1"]) == 0
     assert command(["outliers", run, *cut, "--batches", "1"]) == 0
     assert command(["reproduce", "energy", "--quick", "--device", "cpu", "--out", str(out / "results")]) == 0
     (out / "retrieved.json").write_text(json.dumps(retrieve()))

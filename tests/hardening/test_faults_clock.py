@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from outeffhop.cli import console
-from outeffhop.lab.data.disk_cache import Store
+from outeffhop.lab.data.disk_cache import DiskCache
 from outeffhop.lab.paper import Cell, Experiment, Result, Settings, run
 from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, callbacks, resume, train
 
@@ -108,7 +108,7 @@ def test_the_bar_of_measuring(backwards, monkeypatch):
 def test_what_a_kill_left_in_the_cache_is_swept_by_age_and_never_too_early(backwards, tmp_path):
     """Files of the future stay; so does a build that lasts for days, as long as it writes."""
     for name, folder_age, file_age in (("future", -1e8, -1e8), ("lasting", 3e6, 0.0), ("left", 3e6, 3e6)):
-        folder = tmp_path / f".tokens-{name}.1-a"
+        folder = tmp_path / f".tokens-{name}.1a2b3c4d.tmp"
         folder.mkdir()
         (folder / "tokens.bin").write_bytes(b"half")
         begun = os.stat(tmp_path).st_mtime
@@ -119,7 +119,7 @@ def test_what_a_kill_left_in_the_cache_is_swept_by_age_and_never_too_early(backw
         (folder / "tokens.bin").write_bytes(b"whole")
         return {}
 
-    entry, _ = Store(tmp_path).get("tokens", {}, build)
+    entry, _ = DiskCache(tmp_path).get("tokens", {}, build)
     assert (entry / "tokens.bin").read_bytes() == b"whole"
     kept = {p.name.split("-")[1].split(".")[0] for p in tmp_path.glob(".*")}
     assert kept == {"future", "lasting"}
@@ -137,6 +137,5 @@ def test_cells_of_an_experiment_have_no_age(backwards, tmp_path):
     lines = []
     for _ in range(2):
         assert run(experiment, Settings(out=tmp_path), lines.append).conditions["two"] == {"square": 4}
-        for path in (tmp_path / "squares" / "cells").iterdir():
-            os.utime(path, (4e9, 4e9))
-    assert lines == ["squares: two (1 of 1)", "squares: 1 of 1 cells are there already"]
+        os.utime(tmp_path / "squares.json", (4e9, 4e9))
+    assert lines == ["squares: two (1 of 1)", "squares: 1 of 1 cells were measured earlier"]

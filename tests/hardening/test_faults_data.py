@@ -36,7 +36,7 @@ def test_a_series(bad, tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == (
-        f"outeffhop: {file}, row 252, column 'x': {bad!r} is no finite number; fill or drop the row\n"
+        f"outeffhop: {file}, row 252, column 'x': {bad!r} is not a finite number; fill or drop the row\n"
     )
     assert not RunFolder(tmp_path / "run").exists
 
@@ -58,7 +58,7 @@ def test_pictures_of_floats(tmp_path):
     images = np.random.default_rng(0).random((20, 8, 8, 1), np.float32)
     images[3, 2, 1] = np.nan
     np.savez(tmp_path / "train.npz", x=images, y=np.arange(20) % 2)
-    with pytest.raises(ValueError, match=r"train\.npz: pictures float32 .* uint8 .* are needed"):
+    with pytest.raises(ValueError, match=r"train\.npz: images float32 .* must be uint8"):
         prepare(str(tmp_path), "classification")
 
 
@@ -90,5 +90,5 @@ def test_bags(tmp_path):
     features = np.ones((6, 3))
     features[4, 2] = np.nan
     np.savez(tmp_path / "a.npz", X=features, bag=[1, 1, 2, 2, 3, 3], y=[0, 1, 1])
-    with pytest.raises(ValueError, match=r"a\.npz: X\[4, 2\] is no finite number"):
+    with pytest.raises(ValueError, match=r"a\.npz: X\[4, 2\] is not finite"):
         load_bags(tmp_path / "a.npz")

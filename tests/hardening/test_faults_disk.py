@@ -4,7 +4,6 @@ The disks are real, of a few hundred kB, and mounted for one process alone. More
 tests/lab/training/test_train.py.
 """
 
-import json
 import re
 
 import pytest
@@ -12,6 +11,7 @@ from safetensors.torch import load_file
 
 from outeffhop.lab.paper.energy_landscape import EXPERIMENT
 from outeffhop.lab.paper.experiment import Settings
+from outeffhop.lab.paper.result_file import ResultFile
 from outeffhop.lab.training import RunFolder
 from outeffhop.outliers import OutlierReport
 
@@ -32,7 +32,7 @@ def outliers(checkpoint, out):
 
 
 def quantize(checkpoint, out):
-    return ["command", "quantize", checkpoint, *QUICK, "--out", out, "--seeds", 1, "--limit", 1]
+    return ["command", "quantize", checkpoint, *QUICK, "--out", out, "--seeds", 1, "--batches", 1]
 
 
 def reproduce(out):
@@ -130,7 +130,7 @@ def test_measuring_on_a_full_disk_keeps_the_files_of_before(disk, run, server, t
 def test_an_experiment_on_a_full_disk_goes_on_when_there_is_room(disk, server, tmp_path):
     codes, said = server.run(
         ["tmpfs", disk, "4m"],
-        ["fill", disk, 40_000],
+        ["fill", disk, 8192],  # the file of the first cells and its successor; pages are of 4096
         reproduce(disk / "results"),
         ["copy", disk, tmp_path / "full"],
         ["make room", disk],
@@ -138,12 +138,12 @@ def test_an_experiment_on_a_full_disk_goes_on_when_there_is_room(disk, server, t
         ["copy", disk, tmp_path / "room"],
     )
     assert codes == [1, 0], said
-    assert f"[Errno 28] {FULL}: '{disk}/results/energy/cells/" in said
-    cells = list((tmp_path / "full" / "results" / "energy" / "cells").iterdir())
+    assert f"[Errno 28] {FULL}: '{disk}/results/energy.json'" in said
+    cells = ResultFile.load(tmp_path / "full" / "results" / "energy.json").cells
     every = EXPERIMENT.cells(Settings(quick=True))
     assert 0 < len(cells) < len(every)
-    assert all(json.loads(p.read_text())["found"] for p in cells)
-    assert f"{len(cells)} of {len(every)} cells are there already" in said
+    assert all(cell.found for cell in cells.values())
+    assert f"{len(cells)} of {len(every)} cells were measured earlier" in said
     assert (tmp_path / "room" / "results" / "report.html").read_text().endswith("</html>\n")
 
 

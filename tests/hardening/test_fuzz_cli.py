@@ -34,7 +34,7 @@ FLAGS = st.sampled_from(
         "--length",
         "--tokenizer",
         "--device",
-        "--limit",
+        "--batches",
         "--seeds",
         "--bits",
         "--scheme",
@@ -174,9 +174,9 @@ def test_changes_that_no_model_can_have(changes):
 
 def test_a_length_beyond_the_model_and_a_device_without_numbers(tmp_path):
     assert command("train", "--data", "builtin:text", "--out", "run", *TINY)[0] == 0
-    code, _, err = command("evaluate", "run", "--length", 500, "--limit", 1)
+    code, _, err = command("evaluate", "run", "--length", 500, "--batches", 1)
     assert code == 2
     one_line(err, "length=500: the model of 'run/model' has 128 positions")
-    code, _, err = command("evaluate", "run", "--device", "meta", "--limit", 1)
+    code, _, err = command("evaluate", "run", "--device", "meta", "--batches", 1)
     assert code == 2
     one_line(err, "device='meta' holds shapes alone")

@@ -14,7 +14,7 @@ from PIL import Image
 
 from outeffhop.lab.data import describe, prepare
 from outeffhop.lab.data.files import lines
-from outeffhop.lab.data.pictures import read_idx
+from outeffhop.lab.data.image_files import read_idx
 from outeffhop.lab.data.series import read_csv
 
 RANDOM = np.random.default_rng(0)

@@ -17,6 +17,7 @@ from outeffhop.cli.main import main
 from outeffhop.lab.data import load_bags, prepare
 from outeffhop.lab.data.tokenizer import load_tokenizer
 from outeffhop.lab.paper import Cell, Figure, Result, Table, Verdict, drawing
+from outeffhop.lab.paper.result_file import ResultFile
 from outeffhop.lab.report import outlier_page, write_report
 from outeffhop.lab.training import RunConfig, RunFolder, TrainConfig, resume, train
 from outeffhop.lab.training.config import from_yaml
@@ -161,7 +162,7 @@ def test_yaml_builds_no_objects(tmp_path, capsys):
     for tag in ("!!python/object/apply:os.mkdir", "!!python/object/new:os.mkdir", "!!python/name:os.mkdir"):
         file.write_text(f"model: {tag} [{tmp_path / 'gone-off'}]\n")
         assert main(["train", "--config", str(file), "--data", "builtin:text", "--out", str(tmp_path / "run")]) == 2
-        assert "is no YAML" in capsys.readouterr().err
+        assert "is not YAML" in capsys.readouterr().err
     assert not (tmp_path / "gone-off").exists()
 
 
@@ -231,7 +232,7 @@ def test_code_of_a_checkpoint_is_refused(command, own_code, tmp_path, capsys, mo
 
 
 def test_code_of_a_checkpoint_runs_where_it_is_asked_for(own_code, tmp_path, capsys):
-    cut = ["--batch-size", "2", "--limit", "1", "--length", "16", "--device", "cpu", "--json"]
+    cut = ["--batch-size", "2", "--batches", "1", "--length", "16", "--device", "cpu", "--json"]
     assert main(["evaluate", str(own_code), "--data", "builtin:text", "--trust-remote-code", *cut]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == "OwnForMaskedLM"
     assert (tmp_path / "ran").exists()
@@ -277,7 +278,7 @@ def test_a_hub_name_reads_no_file_of_this_machine(tmp_path, monkeypatch):
     (tmp_path / "secret.txt").write_text("mine\n" * 100)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("it was asked"))
     for name in ("text", "csv", "pandas", "a/b", "../" + tmp_path.name, "."):
-        with pytest.raises(ValueError, match="names no dataset of the hub: give files of this machine by path"):
+        with pytest.raises(ValueError, match="does not name a dataset of the hub: give local files"):
             prepare(f"hub:{name}", "clm")
 
 
@@ -286,9 +287,9 @@ def test_a_hub_name_reads_no_file_of_this_machine(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/b", "..", ".hidden", "", "a\0b", "a\nb", "-x"])
 def test_names_of_files_are_names_alone(name):
-    with pytest.raises(ValueError, match=r"letters, digits, dots, dashes and underscores are needed"):
+    with pytest.raises(ValueError, match=r"letters, digits, dots, dashes and underscores"):
         Cell(name)
-    with pytest.raises(ValueError, match=r"letters, digits, dots, dashes and underscores are needed"):
+    with pytest.raises(ValueError, match=r"letters, digits, dots, dashes and underscores"):
         Figure(name, "title", "caption")
     assert Cell("vanilla-n4.5_a-seed0").key
 
@@ -296,11 +297,11 @@ def test_names_of_files_are_names_alone(name):
 def test_a_result_cannot_show_a_picture_of_another_folder(tmp_path):
     figure, _ = drawing.new()
     drawing.save(figure, tmp_path, "secret")
-    (tmp_path / "results" / "table1").mkdir(parents=True)
-    result = json.loads(Result("table1", "Table 1", "about").to_json())
-    result["figures"] = [{"name": "../../secret", "title": "t", "caption": "c"}]
-    (tmp_path / "results" / "table1" / "result.json").write_text(json.dumps(result))
-    with pytest.raises(ValueError, match=r"result\.json is no result of an experiment: name='\.\./\.\./secret'"):
+    (tmp_path / "results").mkdir()
+    kept = json.loads(ResultFile("tiny", result=Result("table1", "Table 1", "about")).to_json())
+    kept["result"]["figures"] = [{"name": "../../secret", "title": "t", "caption": "c"}]
+    (tmp_path / "results" / "table1.json").write_text(json.dumps(kept))
+    with pytest.raises(ValueError, match=r"table1\.json.*name='\.\./\.\./secret'"):
         write_report(tmp_path / "results")
 
 
@@ -408,7 +409,7 @@ def experiments_of(word, folder):
             [Verdict(word, "not seen", word), Verdict(word, "confirmed", word)],
             {"scale": word, f"k{word}": word},
         )
-        (folder / name / "result.json").write_text(result.to_json())
+        (folder / f"{name}.json").write_text(ResultFile("tiny", result=result).to_json())
     return write_report(folder).read_text()
 
 

@@ -339,7 +339,7 @@ def test_add_and_remove() -> None:
     for wrong in ([6], [-7], list(range(6))):
         with pytest.raises(ValueError, match="indices"):
             memory.remove(wrong)
-    with pytest.raises(TypeError, match="whole numbers"):
+    with pytest.raises(TypeError, match=r"indices has dtype .*integers"):
         memory.remove(torch.tensor([0.0]))
     with pytest.raises(ValueError, match="size 3"):
         memory.add(torch.randn(2, 3))
@@ -404,7 +404,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: os.PathLike[str], monkeypat
     assert os.listdir(tmp_path) == ["memory.safetensors"]
     with pytest.raises(ValueError, match="is a folder"):
         old.save(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"there is no folder '.*nowhere'; make it first"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder '.*nowhere'"):
         old.save(os.path.join(tmp_path, "nowhere", "memory.safetensors"))
 
 

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from outeffhop.models import SinkSchedule, convert, from_config, model_summary, presets, register
-from outeffhop.models.modules import attention_modules, extension_of
+from outeffhop.models.modules import attention_modules, state_of
 
 METHODS = (
     *SIX,
@@ -129,10 +129,10 @@ def test_convert_keeps_the_weights_and_equals_a_fresh_model(method):
 
 def test_shared_parameters_survive_a_conversion():
     model = stir(convert(plain("bert"), "gated"))
-    before = [extension_of(m).gate.bias.clone() for m in attention_modules(model).values()]
+    before = [state_of(m).gate.bias.clone() for m in attention_modules(model).values()]
     convert(model, "gated-outeffhop(qk_norm=rms)")
     for old, module in zip(before, attention_modules(model).values(), strict=True):
-        assert torch.equal(old, extension_of(module).gate.bias)
+        assert torch.equal(old, state_of(module).gate.bias)
 
 
 def any_model(name, method):
@@ -245,7 +245,7 @@ def test_nothing_changes_for_other_models(tmp_path):
     saved = json.loads((tmp_path / "config.json").read_text())
     assert "outeffhop" not in saved
     assert "attn_implementation" not in saved
-    assert not any(extension_of(m) for m in attention_modules(model).values())
+    assert not any(state_of(m) for m in attention_modules(model).values())
     other, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert other.config._attn_implementation == "sdpa"
     assert info["missing_keys"] is not None
@@ -265,6 +265,17 @@ def test_what_outeffhop_0_1_0_wrote_is_read(tmp_path):
     assert saved["outeffhop"].pop("format") == 2
     edit(tmp_path, outeffhop=saved["outeffhop"])
     assert_same(model, AutoModelForMaskedLM.from_pretrained(tmp_path))
+
+
+def test_layers_as_outeffhop_0_1_0_named_them_are_refused(tmp_path):
+    model = presets.build("stanhop", "tiny", "gated")
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    renamed = {name.replace(".state.gate.", ".gate."): value for name, value in weights.items()}
+    assert renamed.keys() != weights.keys()
+    save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"saved by outeffhop 0\.1\.0.*load it with that version"):
+        type(model).from_pretrained(tmp_path)
 
 
 def test_a_name_alone_is_saved(tmp_path):
@@ -443,7 +454,7 @@ def test_trainer_callback_and_resume(tmp_path):
     whole = train(tmp_path / "a")
     assert whole.config.outeffhop == {"format": 2, "method": "gated-outeffhop"}
     midway = AutoModelForMaskedLM.from_pretrained(tmp_path / "a" / "checkpoint-4")
-    sink = extension_of(next(iter(attention_modules(midway).values()))).sink
+    sink = state_of(next(iter(attention_modules(midway).values()))).sink
     assert torch.equal(sink, torch.full((4,), SinkSchedule(steps=5).at(3)))  # of the step it was saved after
     resumed = train(tmp_path / "b", resume=str(tmp_path / "a" / "checkpoint-4"))
     assert torch.allclose(logits(whole.eval()), logits(resumed.eval()), rtol=1e-5, atol=1e-6)
@@ -522,9 +533,7 @@ def test_same_function_starts_from_softmax_alone():
     for method in ("gated", "outeffhop", "vanilla(qk_norm=rms)"):
         model = build("bert", method)
         before = logits(model)
-        with pytest.raises(
-            ValueError, match=rf"softmax model, and .*self .*has {re.escape(method)}.*same_function"
-        ):
+        with pytest.raises(ValueError, match=rf"softmax model, and .*self .*has {re.escape(method)}.*same_function"):
             convert(model, "gated-outeffhop", same_function=True)
         assert torch.equal(logits(model), before)
     for model in (plain("bert"), build("bert", "vanilla")):
@@ -646,7 +655,7 @@ class Wrapper(torch.nn.Module):
 
 
 @pytest.mark.parametrize("method", ["outeffhop(n=4)", EVERYTHING])
-def test_a_wrapped_extension_is_at_work(method):
+def test_a_wrapped_state_is_at_work(method):
     model = build("bert", method)
     expected = logits(model)
     for module in attention_modules(model).values():

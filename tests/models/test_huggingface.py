@@ -21,8 +21,8 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransforme
 
 import outeffhop
 from outeffhop.models import convert, from_config
-from outeffhop.models.interface import attend
-from outeffhop.models.modules import attention_modules, extension_of
+from outeffhop.models.interface import attention_function
+from outeffhop.models.modules import attention_modules, state_of
 
 ELEMENT = "gated(gate=element, predictor=features)"
 ALL = "gated-outeffhop(sink=learned, gate=element, predictor=features, qk_norm=rms)"
@@ -55,7 +55,7 @@ def gradients(model, logits):
 
 
 def test_every_method_is_registered_with_its_masks():
-    for name in outeffhop.methods():
+    for name in outeffhop.methods.METHODS:
         assert name in AttentionInterface().valid_keys()
         assert name in AttentionMaskInterface().valid_keys()
         assert not any(word in name for word in ("sdpa", "flex_attention", "flash", "/"))
@@ -184,7 +184,7 @@ def test_copies_keep_their_gates(copier):
     model, batch = build("bert", "gated-outeffhop(sink=learned)"), inputs("bert")
     other = copier(model)
     assert torch.equal(model(**batch).logits, other(**batch).logits)
-    gate = next(extension_of(m).gate for m in attention_modules(other).values())
+    gate = next(state_of(m).gate for m in attention_modules(other).values())
     nn.init.constant_(gate.bias, -50.0)  # the copy's gate is the copy's own
     assert not torch.equal(model(**batch).logits, other(**batch).logits)
     convert(other, "vanilla")
@@ -198,7 +198,7 @@ def test_a_fresh_gate_opens_as_it_should(kind, predictor):
     torch.manual_seed(0)
     model = from_config(AutoModelForMaskedLM, config("bert"), method)
     for module in attention_modules(model).values():
-        opening = extension_of(module)(torch.randn(2, 5, 32))
+        opening = state_of(module)(torch.randn(2, 5, 32))
         torch.testing.assert_close(opening, torch.full_like(opening, 0.3), rtol=1e-6, atol=0)
 
 
@@ -206,13 +206,13 @@ def test_what_changes_the_scores_is_refused():
     q = torch.randn(1, 4, 3, 8)
     module = attention_modules(build("bert", "outeffhop", torch.float32)).popitem()[1]
     with pytest.raises(ValueError, match="softcap"):
-        attend("outeffhop", module, q, q, q, None, softcap=30.0)
+        attention_function("outeffhop", module, q, q, q, None, softcap=30.0)
     with pytest.raises(ValueError, match=r"no openings reached.*BertSelfAttention"):
-        attend("gated", module, q, q, q, None)
+        attention_function("gated", module, q, q, q, None)
     with pytest.raises(ValueError, match=r"convert\(model, 'gsh'\)"):
-        attend("gsh", module, q, q, q, None)
+        attention_function("gsh", module, q, q, q, None)
     with pytest.raises(ValueError, match="s_aux"):
-        attend("clipped", module, q, q, q, None, s_aux=torch.zeros(4))
+        attention_function("clipped", module, q, q, q, None, s_aux=torch.zeros(4))
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -222,7 +222,7 @@ def test_clipped_by_hand(masked):
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
     causal = torch.ones(5, 5, dtype=torch.bool).tril()
     mask = causal.expand(2, 1, 5, 5) if masked else None
-    out, weights = attend("clipped", module, q, k, v, mask, scaling=0.3, output_attentions=True)
+    out, weights = attention_function("clipped", module, q, k, v, mask, scaling=0.3, output_attentions=True)
     scores = (q @ k.repeat_interleave(2, 1).mT * 0.3).masked_fill(~causal, -torch.inf)
     expected = ((1 + 2 / 5) * scores.softmax(-1) - 2 / 5).clamp(0, 1)
     torch.testing.assert_close(weights, expected)
@@ -241,8 +241,8 @@ def test_qk_norm_by_hand(name):
     shapes = ((2, 4, 5, 8), (2, groups, 7, 8), (2, groups, 7, 8))
     q, k, v = (100 * torch.randn(shape, dtype=torch.float64) for shape in shapes)
     mask = torch.rand(2, 1, 5, 7) < 0.8
-    out, _ = attend("outeffhop", module, q, k, v, mask, scaling=0.3)  # the model's scaling has no say
-    factors = extension_of(module).qk_norm.query.weight
+    out, _ = attention_function("outeffhop", module, q, k, v, mask, scaling=0.3)  # the model's scaling has no say
+    factors = state_of(module).qk_norm.query.weight
     assert not torch.equal(factors, torch.ones_like(factors))  # stirred
     k, v = (t.repeat_interleave(4 // groups, 1) for t in (k, v))
     scores = factors[:, None, None] * (unit(q) @ unit(k).mT) / 8**0.5
@@ -264,14 +264,14 @@ def test_qk_norm_knows_no_scale_of_queries_and_keys():
     torch.testing.assert_close(model(**batch).logits, before, rtol=1e-3, atol=1e-3)  # but for the norm's ε
     with torch.no_grad():
         for module in attention_modules(model).values():
-            extension_of(module).qk_norm.query.weight.mul_(3)
+            state_of(module).qk_norm.query.weight.mul_(3)
     assert not torch.allclose(model(**batch).logits, before, rtol=1e-2, atol=1e-2)
 
 
 def test_one_factor_per_head_commutes_with_rotation():
     """So it does not matter that the attention function sees queries and keys after RoPE."""
     module = attention_modules(build("llama", "vanilla(qk_norm=rms)")).popitem()[1]
-    norm, q = extension_of(module).qk_norm, torch.randn(1, 4, 6, 8, dtype=torch.float64)
+    norm, q = state_of(module).qk_norm, torch.randn(1, 4, 6, 8, dtype=torch.float64)
     angles = torch.randn(6, 4, dtype=torch.float64)
     cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
 
@@ -284,7 +284,7 @@ def test_one_factor_per_head_commutes_with_rotation():
 def test_a_position_bias_is_added():
     module = attention_modules(build("bert", "vanilla", torch.float32)).popitem()[1]
     q, bias, mask = torch.randn(2, 4, 3, 8), torch.randn(1, 4, 3, 3), torch.tensor([True, True, False])
-    out, _ = attend("vanilla", module, q, q, q, mask.expand(2, 1, 3, 3), position_bias=bias)
+    out, _ = attention_function("vanilla", module, q, q, q, mask.expand(2, 1, 3, 3), position_bias=bias)
     expected = nn.functional.scaled_dot_product_attention(q, q, q, bias.masked_fill(~mask, -torch.inf))
     torch.testing.assert_close(out, expected.transpose(1, 2))
 

@@ -282,15 +282,15 @@ def test_first_values():
         torch.testing.assert_close(opening, torch.full_like(opening, 0.3))
     for layer in layers:
         assert layer.association.beta.item() == pytest.approx(1 / math.sqrt(32))
-        assert not layer.association.sink.any()
+        assert not layer.state.sink.any()
         for projection in (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj):  # as torch makes a Linear
             assert projection.weight.std().item() == pytest.approx(1 / math.sqrt(3 * 64), rel=0.1)
             assert 0 < projection.bias.abs().max() <= 1 / 8
     for block in (m for m in model.modules() if isinstance(m, SthmBlock)):
         assert block.pooling.queries.std().item() == pytest.approx(0.02, rel=0.1)
     assert model.positions.std().item() == pytest.approx(1.0, rel=0.2)
-    for association in (layer.association for layer in tiny(method="gsh").modules() if isinstance(layer, OutEffHop)):
-        assert association.learned.item() == pytest.approx(1.5)
+    for state in (layer.state for layer in tiny(method="gsh").modules() if isinstance(layer, OutEffHop)):
+        assert state.learned.item() == pytest.approx(1.5)
 
 
 LEARNING = [
@@ -347,13 +347,13 @@ def test_round_trips_after_converting_twice_and_in_half(method, tmp_path):
 
 def test_conversion_keeps_what_both_methods_learn():
     model = scrambled(tiny(method="gated-outeffhop(sink=learned)"))
-    names = ("gate.", "association.sink")
+    names = ("gate.", "state.sink")
     before = {k: v.clone() for k, v in model.state_dict().items() if any(n in k for n in names)}
     after = convert(model, "gated").state_dict()
     kept = {k: v for k, v in before.items() if "gate." in k}
     assert kept
     assert all(torch.equal(v, after[k]) for k, v in kept.items())
-    assert not any("association.sink" in k for k in after)
+    assert not any("state.sink" in k for k in after)
     with pytest.raises(ValueError, match="same_function"):
         convert(model, "outeffhop", same_function=True)
 
@@ -408,10 +408,10 @@ def test_dropout_acts_in_training_alone():
     [
         *[({name: 0}, f"{name}=0") for name in ("in_len", "out_len", "seg_len", "win_size", "factor", "num_series")],
         *[({name: -1}, f"{name}=-1") for name in ("d_model", "d_ff", "num_heads", "e_layers")],
-        ({"in_len": 16.5}, "in_len=16.5: a whole number"),
-        ({"d_model": 10, "num_heads": 4}, "d_model=10 does not divide by num_heads=4"),
+        ({"in_len": 16.5}, "in_len=16.5: must be an integer"),
+        ({"d_model": 10, "num_heads": 4}, "d_model=10 .*num_heads=4"),
         ({"dropout": 1.0}, r"dropout=1\.0"),
-        ({"win_size": 2, "e_layers": 5}, "makes 5, and encoder block 3 has but one; e_layers=4 at most"),
+        ({"win_size": 2, "e_layers": 5}, "e_layers=5 .*gives 5, and encoder block 3 .*e_layers=4"),
         ({"method": "outefhop"}, "'outefhop' is unknown; did you mean 'outeffhop'"),
         ({"method": "clipped(zeta=0.5)"}, "zeta=0.5"),
     ],
@@ -433,12 +433,12 @@ def test_methods_are_written_one_way():
 
 @pytest.mark.parametrize("shape", [(2, 19, 3), (2, 20, 4), (20, 3)])
 def test_wrong_windows_are_refused(shape):
-    with pytest.raises(ValueError, match=r"past_values has shape .* \(batch, 20, 3\) is needed"):
+    with pytest.raises(ValueError, match=r"past_values has shape .* \(batch, 20, 3\)"):
         tiny()(torch.randn(shape))
 
 
 def test_wrong_targets_are_refused():
-    with pytest.raises(ValueError, match=r"future_values has shape \(2, 5, 3\): \(batch, 6, 3\) is needed"):
+    with pytest.raises(ValueError, match=r"future_values has shape \(2, 5, 3\): .*\(batch, 6, 3\)"):
         tiny()(torch.randn(2, 20, 3), torch.randn(2, 5, 3))
 
 

@@ -10,7 +10,7 @@ from outeffhop.methods import Clipped, Entmax, Polynomial, SoftmaxN
 
 def weights_of(layer, scores):
     """One row of scores → weights, by the method's formula; −inf is absent."""
-    normalizer = layer.association.method.normalizer
+    normalizer = layer.method.normalizer
     present = ~torch.isneginf(scores)
     out = torch.zeros_like(scores)
     if not present.any():
@@ -23,7 +23,7 @@ def weights_of(layer, scores):
         gamma = normalizer.gamma if normalizer.gamma is not None else -normalizer.alpha / len(scores)
         return clipped_softmax(full, gamma, normalizer.zeta, normalizer.n)
     elif isinstance(normalizer, Entmax):
-        alpha = 1 + math.log1p(math.exp(float(layer.association.raw_alpha))) if normalizer.learns else normalizer.alpha
+        alpha = 1 + math.log1p(math.exp(float(layer.state.raw_alpha))) if normalizer.learns else normalizer.alpha
         out[present] = entmax(x, torch.tensor(alpha, dtype=x.dtype))
     elif isinstance(normalizer, Polynomial):
         power = x ** (normalizer.order - 1)
@@ -41,7 +41,7 @@ def linear(module, x):
 
 def opening(layer, x):
     """[L, H, 1 or the value's size]"""
-    gate = layer.gate
+    gate = layer.state.gate
     if gate is None:
         return torch.ones(len(x), layer.num_heads, 1, dtype=x.dtype)
     logits = torch.zeros(len(x), layer.num_heads, gate.bias[0].numel(), dtype=x.dtype)
@@ -78,8 +78,8 @@ def plain(layer, query, key, value, allowed, added=None):
         qh, kh = (t[:, head * layer.head_dim : (head + 1) * layer.head_dim] for t in (q, k))
         vh = v[:, head * layer.value_head_dim : (head + 1) * layer.value_head_dim]
         b = beta[head] if beta.dim() else beta
-        if layer.association.qk_norm is not None:
-            qh, kh = layer.association.qk_norm.query.weight[head] * unit(qh), unit(kh)
+        if layer.state.qk_norm is not None:
+            qh, kh = layer.state.qk_norm.query.weight[head] * unit(qh), unit(kh)
         rows, weights = [], []
         for i in range(len(qh)):
             state = qh[i]

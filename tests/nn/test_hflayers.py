@@ -134,7 +134,7 @@ def test_another_method_keeps_the_weights():
     state = _core(6, 2, 5, None, 6)
     layer = from_hflayers(state, num_heads=2, method="gated-outeffhop(sink=learned)")
     torch.testing.assert_close(layer.q_proj.weight.data, state["association_core.in_proj_weight"][:10])
-    assert layer.association.sink is not None
+    assert layer.state.sink is not None
     assert layer(_data(2, 3, 6))[0].shape == (2, 3, 6)
 
 

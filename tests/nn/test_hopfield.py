@@ -141,15 +141,15 @@ def test_causal(method):
 def test_learned_sink_is_the_formula():
     layer = _layer("outeffhop(n=2, sink=learned)")
     fixed = _layer("outeffhop(n=2)")
-    assert layer.association.sink.shape == (2,)
+    assert layer.state.sink.shape == (2,)
     with torch.no_grad():
-        layer.association.sink.fill_(math.log(2.0))
+        layer.state.sink.fill_(math.log(2.0))
     fixed.load_state_dict({k: v for k, v in layer.state_dict().items() if "sink" not in k})
     x = _tensor(2, 5, 8)
     for need_weights in (False, True):
         out, _ = layer(x, need_weights=need_weights)
         torch.testing.assert_close(out, fixed(x)[0])
-        (grad,) = torch.autograd.grad(out.sum(), layer.association.sink)
+        (grad,) = torch.autograd.grad(out.sum(), layer.state.sink)
         assert (grad != 0).all()
 
 
@@ -343,7 +343,7 @@ def test_a_method_that_does_not_fit_leaves_the_layer_as_it_was():
     with pytest.raises(ValueError, match="embed_dim=9"):
         layer.set_method("gated(qk_norm=rms)")
     assert str(layer.method) == "outeffhop"
-    assert layer.association.qk_norm is None
+    assert layer.state.qk_norm is None
 
 
 def test_half_precision_comes_to_rest(monkeypatch):
@@ -461,7 +461,7 @@ def test_errors(make, words):
 
 @pytest.mark.parametrize("name", ["steps", "max_steps"])
 def test_steps_are_whole_numbers(name):
-    with pytest.raises(TypeError, match=rf"{name}=2\.5: a whole number"):
+    with pytest.raises(TypeError, match=rf"{name}=2\.5: must be an integer"):
         OutEffHop(8, 2, **{name: 2.5})
 
 

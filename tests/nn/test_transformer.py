@@ -112,7 +112,7 @@ def test_two_processes_train_as_one(tmp_path):
     for name, one in states[0].items():
         torch.testing.assert_close(states[1][name], one, atol=1e-10, rtol=1e-8)
     moved = [name for name in fresh if not torch.equal(fresh[name], states[0][name])]
-    assert {"self_attn.gate.weight", "self_attn.association.sink", "self_attn.q_proj.weight"} <= set(moved)
+    assert {"self_attn.state.gate.weight", "self_attn.state.sink", "self_attn.q_proj.weight"} <= set(moved)
 
 
 def test_layers_can_be_copied_into_an_encoder():

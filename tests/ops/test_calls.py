@@ -109,3 +109,8 @@ def test_an_op_whose_signature_changed_is_not_called(monkeypatch):
 
 def test_this_pytorch_has_every_kernel():
     assert {name: kernel.missing() for name, kernel in KERNELS.items()} == dict.fromkeys(KERNELS)
+
+
+def test_the_compute_capability_is_a_constant_to_torch_compile():
+    """kernels.py writes the mark itself, so that importing it does not import torch._dynamo."""
+    assert vars(kernels_module._capability) == vars(torch.compiler.assume_constant_result(lambda index: None))

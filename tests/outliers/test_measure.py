@@ -258,11 +258,11 @@ def test_wrong_calls():
     model, inputs = model_of("bert"), inputs_of("bert")
     with pytest.raises(ValueError, match="batches is empty"):
         outliers.measure(model, [])
-    with pytest.raises(ValueError, match="takes input_ids: data of another kind"):
+    with pytest.raises(ValueError, match="takes input_ids"):
         outliers.measure(model, [tiny.inputs("vit")])
     with pytest.raises(ValueError, match="'paper', 'all' or a list"):
         outliers.measure(model, [inputs], "some")
-    with pytest.raises(ValueError, match=r"matches '\*\.output\.dens'; there are"):
+    with pytest.raises(ValueError, match=r"matches '\*\.output\.dens'.*output\.dense"):
         outliers.measure(model, [inputs], ["*.output.dens"])
     with pytest.raises(ValueError, match="keep=0"):
         outliers.measure(model, [inputs], keep=0)
@@ -305,7 +305,7 @@ def test_a_wrapped_model_is_measured_as_it_is_alone():
 def test_a_quantized_model():
     model, inputs = model_of("opt", "outeffhop"), inputs_of("opt")
     for placement in ("paper", "linear"):
-        quantized = simulate(model, placement=placement)
+        quantized = simulate(model, placement)
         with Calibration(quantized), torch.no_grad():
             quantized(**inputs)
         freeze(quantized)
@@ -349,10 +349,10 @@ def test_special_ids_of_any_kind_are_written():
 
 def test_more_wrong_calls():
     model, inputs = model_of("bert"), inputs_of("bert")
-    with pytest.raises(ValueError, match="limit=-1: at least 1"):
+    with pytest.raises(ValueError, match="limit=-1: must be at least 1"):
         outliers.measure(model, [inputs], limit=-1)
     for batches, kind in ((inputs, "str"), ([(inputs["input_ids"],)], "tuple")):
-        with pytest.raises(TypeError, match=f"batches hold a {kind}: mappings"):
+        with pytest.raises(TypeError, match=f"batches contains a {kind}"):
             outliers.measure(model, batches)
 
     class Compiled(nn.Module):
@@ -371,5 +371,5 @@ def test_padding_of_an_encoder_is_not_taken_for_the_decoders():
     whole = outliers.measure(model, [{"input_ids": ids, "attention_mask": mask}], "all", attention=False)
     assert {t.tokens for t in whole.tensors if ".layers.0" in t.name} == {12}
     mask[1, 4:] = 0
-    with pytest.raises(ValueError, match="pads tokens of the encoder of BartModel"):
+    with pytest.raises(ValueError, match=r"attention_mask.*encoder of BartModel"):
         outliers.measure(model, [{"input_ids": ids, "attention_mask": mask}], "all", attention=False)

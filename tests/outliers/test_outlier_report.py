@@ -53,7 +53,7 @@ def test_json_stays_json_when_numbers_are_not_finite():
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 7}'])
 def test_what_is_no_report_is_refused(text):
-    with pytest.raises(ValueError, match="no outlier report"):
+    with pytest.raises(ValueError, match="not a valid OutlierReport"):
         OutlierReport.from_json(text)
 
 

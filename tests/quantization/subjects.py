@@ -79,8 +79,8 @@ def output(model, batch):
 
 
 @torch.no_grad()
-def quantize(model, batches, *arguments, **options):
-    quantized = simulate(model, *arguments, **options)
+def quantize(model, batches, scheme="W8A8", **options):
+    quantized = simulate(model, scheme, **options)
     with Calibration(quantized):
         for batch in batches:
             quantized(**batch)

@@ -146,7 +146,7 @@ def test_the_report_is_written_whole_and_read_back(tmp_path):
     json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert "perplexity" in str(report)
     path.write_text("{}")
-    with pytest.raises(ValueError, match=r"quantization\.json: not a quantization report"):
+    with pytest.raises(ValueError, match=r"quantization\.json: not a valid QuantizationReport"):
         QuantizationReport.load(path)
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from outeffhop.quantization import Observer, Uniform
-from outeffhop.quantization.observers import mse_range, percentile_range
+from outeffhop.quantization.observers import Observer, mse_range, percentile_range
+from outeffhop.quantization.quantizers import Uniform
 
 
 def batches(count=5, rows=6, seed=0):

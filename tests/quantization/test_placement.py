@@ -185,7 +185,7 @@ def test_heads_gates_and_biases_stay_in_floating_point_and_nothing_is_forgotten(
 def test_a_tied_head_keeps_the_weight_that_the_embedding_loses():
     model = build("opt")
     assert model.lm_head.weight is model.model.decoder.embed_tokens.weight
-    quantized = quantize(model, [inputs("opt")], weights=4)
+    quantized = quantize(model, [inputs("opt")], "W4A8")
     assert torch.equal(quantized.lm_head.weight, model.lm_head.weight)
     assert len(quantized.model.decoder.embed_tokens.weight.unique()) <= 15
     assert model.lm_head.weight is model.model.decoder.embed_tokens.weight
@@ -219,7 +219,7 @@ def test_experts_are_left_alone_and_said_to_be():
 @pytest.mark.parametrize("name", [*PAPER, *OTHERS])
 def test_placement_linear_takes_linear_inputs_and_weights_alone(name):
     method = "gated-outeffhop" if name in PAPER else "eager"
-    _, found = names_of(name, method, placement="linear")
+    _, found = names_of(name, method, scheme="linear")
     assert {n.rpartition("/")[2] for n in found} == {"input", "weight"}
     modules = {n.rpartition("/")[0] for n in found}
     assert {f"{m}/{w}" for m in modules for w in ("input", "weight")} == found
@@ -323,7 +323,7 @@ def test_the_map_is_asked_by_name():
 def test_a_part_with_a_method_of_its_own_keeps_it(method):
     model, batch = clip()
     convert(model.vision_model, method)
-    quantized = simulate(model, weights=16, activations=16)
+    quantized = simulate(model, "W16A16")
     with torch.no_grad():
         truth = model(**batch).logits_per_image
         with Calibration(quantized):

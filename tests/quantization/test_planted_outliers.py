@@ -7,8 +7,9 @@ import torch
 from subjects import build, decibels, inputs, output, quantize
 
 from outeffhop.metrics import metric_for
-from outeffhop.quantization import Scheme, Uniform, evaluate
-from outeffhop.quantization.smooth import smoothing
+from outeffhop.quantization import Scheme, evaluate
+from outeffhop.quantization.points import smoothing
+from outeffhop.quantization.quantizers import Uniform
 
 CHANNEL, GAIN = 5, 200.0
 
@@ -49,12 +50,12 @@ def test_planting_leaves_the_function_as_it_is():
     torch.testing.assert_close(output(planted(build("opt")), batch), output(build("opt"), batch), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("placement", ["paper", "linear"])
-def test_outlier_channels_cost_a_static_grid_much(placement):
+@pytest.mark.parametrize("scheme", ["paper", "linear"])
+def test_outlier_channels_cost_a_static_grid_much(scheme):
     batch = inputs("opt")
     found = {}
     for name, model in (("clean", build("opt")), ("planted", planted(build("opt")))):
-        found[name] = decibels(output(model, batch), output(quantize(model, [batch], placement=placement), batch))
+        found[name] = decibels(output(model, batch), output(quantize(model, [batch], scheme=scheme), batch))
     assert found["clean"] > 20.0
     assert found["planted"] < found["clean"] - 12.0
 
@@ -98,9 +99,9 @@ def test_the_report_names_the_tensor_to_blame():
     with torch.no_grad():
         model.model.decoder.layers[1].fc2.bias[7] = 400.0
     batch = {**inputs("opt"), "labels": inputs("opt")["input_ids"]}
-    report = evaluate(model, [batch], [batch], seeds=1, worst=4)
+    report = evaluate(model, [batch], [batch], seeds=1)
     assert report.worst[0].name in {"model.decoder.layers.1.fc2/output", "model.decoder.layers.1/add.1"}
-    blamed = {row.name: row for row in report.worst}["model.decoder.layers.1.fc2/output"]
+    blamed = {row.name: row for row in report.worst[:4]}["model.decoder.layers.1.fc2/output"]
     assert blamed.high > 390.0
     assert blamed.largest > 4 * blamed.std
     # the outlier's own power hides its cost from the plain ratio

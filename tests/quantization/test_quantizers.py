@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outeffhop.quantization import Grid, Uniform
+from outeffhop.quantization.quantizers import Grid, Uniform
 
 BITS = (2, 3, 4, 8, 12, 16)
 

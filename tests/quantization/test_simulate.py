@@ -10,7 +10,8 @@ from subjects import OTHERS, PAPER, SIX, build, decibels, inputs, output, quanti
 from torch import nn
 
 from outeffhop.ops.probe import is_probed
-from outeffhop.quantization import Calibration, Scheme, freeze, measuring, quantization_map, simulate
+from outeffhop.quantization import Calibration, Scheme, freeze, quantization_map, simulate
+from outeffhop.quantization.simulation import measuring
 
 EVERY = [*PAPER, *OTHERS]
 
@@ -25,7 +26,7 @@ def test_sixteen_bits_are_nearly_floating_point_and_eight_are_less(name, method)
     model = build(name, method)
     batch = inputs(name)
     truth = output(model, batch)
-    found = {bits: decibels(truth, output(quantize(model, [batch], bits, bits), batch)) for bits in (16, 8)}
+    found = {bits: decibels(truth, output(quantize(model, [batch], f"W{bits}A{bits}"), batch)) for bits in (16, 8)}
     assert found[16] > 60.0
     assert 12.0 < found[8] < found[16] - 30.0
 
@@ -35,7 +36,7 @@ def test_other_architectures_at_sixteen_bits(name):
     model = build(name, "eager")
     batch = inputs(name)
     truth = output(model, batch)
-    assert decibels(truth, output(quantize(model, [batch], 16, 16), batch)) > 60.0
+    assert decibels(truth, output(quantize(model, [batch], "W16A16"), batch)) > 60.0
 
 
 @pytest.mark.parametrize("scheme", ["paper", "linear", "per-token", "smoothquant"])
@@ -248,9 +249,9 @@ class Compiled(nn.Module):
 
 def test_wrong_order_is_refused():
     model = build("vit")
-    with pytest.raises(ValueError, match="is no simulation"):
+    with pytest.raises(ValueError, match="is not a simulation"):
         freeze(model)
-    with pytest.raises(ValueError, match="no batch was seen"):
+    with pytest.raises(ValueError, match="calibration saw no batch"):
         freeze(simulate(model))
     quantized = quantize(model, [inputs("vit")])
     with pytest.raises(ValueError, match="frozen already"):
@@ -262,9 +263,9 @@ def test_wrong_order_is_refused():
     with pytest.raises(TypeError, match="_orig_mod"):
         simulate(Compiled())
     with pytest.raises(ValueError, match="bits=1"):
-        simulate(model, weights=1)
+        simulate(model, "W1A8")
     with pytest.raises(ValueError, match="placement='all'"):
-        simulate(model, placement="all")
+        replace(Scheme.parse("W8A8"), placement="all")
 
 
 def test_ranges_by_percentile_and_by_error_serve_a_model_too():
@@ -344,7 +345,7 @@ def test_unknown_schemes_are_refused(text, match):
 
 def test_smoothquant_does_not_go_with_the_papers_placement():
     with pytest.raises(ValueError, match="placement='linear'"):
-        simulate(build("opt"), placement="paper", scheme="smoothquant")
+        replace(Scheme.parse("smoothquant"), placement="paper")
 
 
 @pytest.mark.parametrize("scheme", ["paper", "linear", "per-token", "smoothquant"])
@@ -417,7 +418,7 @@ def test_freezing_within_calibration():
 def test_freezing_that_fails_leaves_the_weights_and_can_be_tried_again():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    quantized = simulate(model, weights=2)
+    quantized = simulate(model, "W2A8")
     with Calibration(quantized):
         quantized(x)
     with torch.no_grad():
@@ -427,14 +428,14 @@ def test_freezing_that_fails_leaves_the_weights_and_can_be_tried_again():
     assert torch.equal(quantized[0].weight, model[0].weight)
     with torch.no_grad():
         quantized[1].weight.copy_(model[1].weight)
-    assert torch.equal(freeze(quantized)(x), quantize(model, [{"input": x}], weights=2)(x))
+    assert torch.equal(freeze(quantized)(x), quantize(model, [{"input": x}], "W2A8")(x))
 
 
 def test_calibration_that_ended_early_is_told():
     quantized = simulate(nn.Sequential(nn.Linear(3, 3)))
     with pytest.raises(ValueError, match="0/input holds NaN"), Calibration(quantized):
         quantized(torch.full((2, 3), float("nan")))
-    with pytest.raises(ValueError, match=r"0/input has no range.*ended before"):
+    with pytest.raises(ValueError, match=r"0/input has no range"):
         freeze(quantized)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint on its device, and data as its model takes them. A run's folder stands for its model and its data."""
+"""A checkpoint on its device, and data in the form its model takes. A run's folder names both."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from outeffhop._io import check_folder
+from outeffhop.cli.options import Checkpoint
 from outeffhop.lab.data import Prepared, prepare
 from outeffhop.lab.training import RunFolder
 from outeffhop.lab.training.checks import misfit
 from outeffhop.metrics import TASKS, task_of
 from outeffhop.models.checkpoint import load_checkpoint
 
-__all__ = ["Source", "check", "load", "prepared_for", "without_labels"]
+__all__ = ["Source", "opened", "without_labels"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Source:
     Attributes:
         checkpoint: the folder of the model itself.
         data: a spec.
-        samples: how the data is cut, as ``outeffhop.lab.data.prepare`` has it.
+        samples: how the data is cut into samples, as for ``outeffhop.lab.data.prepare``.
     """
 
     checkpoint: str
@@ -36,19 +37,25 @@ class Source:
     samples: dict[str, Any]
 
 
-def check(out: Path | None, **counts: int | None) -> None:
-    """What would fail in the end is said in the beginning: counts below 1, a folder that cannot be written to."""
-    for name, value in counts.items():
+def opened(options: Checkpoint, **counts: int) -> tuple[PreTrainedModel, Source, Prepared, bool]:
+    """The model on its device, where it and its data come from, the data, and whether its head takes labels.
+
+    What would fail at the end is said first: a count below 1, or a folder that cannot be written to.
+    """
+    counted = {"batch_size": options.batch_size, "batches": options.batches, "length": options.length, **counts}
+    for name, value in counted.items():
         if value is not None and value < 1:
-            raise ValueError(f"{name.replace('_', '-')}={value}: at least 1 is needed")
-    if out is not None:
-        check_folder(out)
+            raise ValueError(f"{name.replace('_', '-')}={value}: must be at least 1")
+    if options.out is not None:
+        check_folder(options.out)
+    model, source = _load(options)
+    prepared, has_task = _prepared_for(model, source, options.tokenizer)
+    return model, source, prepared, has_task
 
 
-def load(
-    checkpoint: str, device: str | None, data: str | None, length: int | None, trust_remote_code: bool = False
-) -> tuple[PreTrainedModel, Source]:
-    """The model, on the device named or on a GPU where there is one; and its data, by default those of its run."""
+def _load(options: Checkpoint) -> tuple[PreTrainedModel, Source]:
+    """The model, on the named device or else on a GPU if there is one; and its data, by default those of its run."""
+    checkpoint, data, device = options.checkpoint, options.data, options.device
     run, samples = RunFolder(checkpoint), {}
     if run.exists:
         config = run.config()
@@ -63,29 +70,29 @@ def load(
             "seed": config.train.seed,
         }
     if not Path(checkpoint).is_dir():
-        raise ValueError(f"checkpoint {checkpoint!r} is not a folder: one of a run or of a saved model is needed")
+        raise ValueError(f"checkpoint {checkpoint!r} is not a folder: give that of a run or of a saved model")
     if data is None:
-        raise ValueError(f"data is missing: {checkpoint!r} is no run that would name its own; for one: builtin:text")
-    if length is not None:
-        samples["length"] = length
-    logging.disable_progress_bar()  # of loading, which is over in a moment
-    model: Any = load_checkpoint(checkpoint, trust_remote_code=trust_remote_code)
+        raise ValueError(f"data is missing, and {checkpoint!r} is not a run that names its own; try builtin:text")
+    if options.length is not None:
+        samples["length"] = options.length
+    logging.disable_progress_bar()  # loading takes a moment only
+    model: Any = load_checkpoint(checkpoint, trust_remote_code=options.trust_remote_code)
     try:
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, AssertionError) as error:
         first = str(error).splitlines()[0]
-        raise ValueError(f"device={device!r} cannot be used here: {first}; 'cpu' can") from error
+        raise ValueError(f"device={device!r} cannot be used here: {first}; use cpu") from error
     if model.device.type == "meta":
-        raise ValueError(f"device={device!r} holds shapes alone, and nothing to measure: leave it out, or say cpu")
+        raise ValueError(f"device={device!r} holds shapes only, so nothing can be measured there: use cpu")
     return model, Source(checkpoint, data, {k: v for k, v in samples.items() if v is not None})
 
 
-def prepared_for(model: PreTrainedModel, source: Source, tokenizer: str | None) -> tuple[Prepared, bool]:
-    """The data as this model takes them, and whether it has a head that takes labels."""
+def _prepared_for(model: PreTrainedModel, source: Source, tokenizer: str | None) -> tuple[Prepared, bool]:
+    """The data in the form this model takes, and whether it has a head that takes labels."""
     config: Any = model.config
     try:
         task, has_task = task_of(model), True
-    except ValueError:  # a model without a head: the inputs of a task, without its labels
+    except ValueError:  # a model without a head takes the inputs of a task, without its labels
         task, has_task = {"pixel_values": "classification", "input_ids": "mlm"}.get(model.main_input_name, ""), False
         if task not in TASKS:
             raise
@@ -93,7 +100,7 @@ def prepared_for(model: PreTrainedModel, source: Source, tokenizer: str | None) 
     if task in ("mlm", "clm"):
         length = fields.get("length", 128)
         longest = getattr(config, "max_position_embeddings", None) or length
-        if fields.get("length", 0) > longest:  # cut, the numbers would be of another length than was asked for
+        if fields.get("length", 0) > longest:  # cut silently, the numbers would be those of another length
             raise ValueError(f"length={length}: the model of {source.checkpoint!r} has {longest} positions")
         fields |= {"tokenizer": _tokenizer_folder(source.checkpoint, tokenizer), "length": min(length, longest)}
     elif task == "classification":
@@ -119,5 +126,5 @@ def _tokenizer_folder(checkpoint: str, tokenizer: str | None) -> str:
     if (folder / "tokenizer.json").is_file() or (folder / "tokenizer_config.json").is_file():
         return str(folder)
     if tokenizer is not None:
-        raise ValueError(f"tokenizer={tokenizer!r} is no folder with a tokenizer.json")
-    raise ValueError(f"checkpoint {checkpoint!r} has no tokenizer: name the folder of its own with --tokenizer FOLDER")
+        raise ValueError(f"tokenizer={tokenizer!r} is not a folder with a tokenizer.json")
+    raise ValueError(f"checkpoint {checkpoint!r} has no tokenizer: give its folder by --tokenizer FOLDER")

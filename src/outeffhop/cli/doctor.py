@@ -10,11 +10,12 @@ import torch
 
 from outeffhop import __version__
 from outeffhop.cli.console import print_json, print_table
+from outeffhop.cli.options import Doctor
 from outeffhop.ops import BACKENDS, attention, explain
 
-__all__ = ["examine", "show"]
+__all__ = ["examine", "run"]
 
-_PACKAGES = ("torch", "triton", "transformers", "accelerate", "safetensors", "entmax", "numpy", "scipy")
+_PACKAGES = ("torch", "triton", "transformers", "safetensors", "entmax", "numpy", "accelerate", "datasets", "openvino")
 
 
 def examine() -> dict[str, Any]:
@@ -62,8 +63,9 @@ def _backends(device: str, dtype: torch.dtype) -> dict[str, Any]:
     return found
 
 
-def show(report: dict[str, Any], as_json: bool) -> None:
-    if as_json:
+def run(options: Doctor) -> None:
+    report = examine()
+    if options.json:
         print_json(report)
         return
     versions = {"outeffhop": report["outeffhop"], "python": report["python"], **report["packages"]}

@@ -3,64 +3,52 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from outeffhop._io import to_plain, write_whole
-from outeffhop.cli.checkpoint_data import check, load, prepared_for
+from outeffhop.cli.checkpoint_data import opened
 from outeffhop.cli.console import print_json, print_table
+from outeffhop.cli.options import Evaluate
 from outeffhop.lab.data import batches
 from outeffhop.metrics import metric_for
 from outeffhop.models import model_summary
 
-__all__ = ["run", "show"]
+__all__ = ["run"]
 
 _FILE = "evaluation.json"
 
 
-def run(
-    checkpoint: str,
-    data: str | None,
-    *,
-    split: str,
-    batch_size: int,
-    limit: int | None,
-    length: int | None,
-    tokenizer: str | None,
-    device: str | None,
-    out: Path | None,
-    trust_remote_code: bool = False,
-) -> dict[str, Any]:
-    """The task's metrics of a checkpoint on one split; written to ``out/evaluation.json`` where it is given."""
-    check(out, batch_size=batch_size, limit=limit, length=length)
-    model, source = load(checkpoint, device, data, length, trust_remote_code)
-    prepared, has_task = prepared_for(model, source, tokenizer)
+def run(options: Evaluate) -> None:
+    """The task's metrics of a checkpoint on one split; written to ``out/evaluation.json`` if ``out`` is given."""
+    model, source, prepared, has_task = opened(options)
     if not has_task:
-        raise ValueError(f"{type(model).__name__} has no head, hence no metric: `outeffhop outliers` serves it")
-    samples = getattr(prepared, split)
-    found = metric_for(prepared.task)(model, batches(samples, prepared.eval_collate, batch_size, limit=limit))
+        raise ValueError(f"{type(model).__name__} has no head, so it has no metric; use `outeffhop outliers` for it")
+    samples = getattr(prepared, options.split)
+    drawn = batches(samples, prepared.eval_collate, options.batch_size, limit=options.batches)
+    found = metric_for(prepared.task)(model, drawn)
     summary = model_summary(model)
+    measured = len(samples) if options.batches is None else min(len(samples), options.batches * options.batch_size)
     result = {
-        "checkpoint": checkpoint,
+        "checkpoint": source.checkpoint,
         "model": summary.model,
         "method": summary.method,
         "data": source.data,
-        "split": split,
-        "samples": len(samples) if limit is None else min(len(samples), limit * batch_size),
+        "split": options.split,
+        "samples": measured,
         "metrics": found,
     }
-    if out is not None:
-        write_whole(out / _FILE, json.dumps(to_plain(result), indent=1) + "\n")
-    return result
+    if options.out is not None:
+        write_whole(options.out / _FILE, json.dumps(to_plain(result), indent=1) + "\n")
+    _show(result, options)
 
 
-def show(result: dict[str, Any], out: Path | None, as_json: bool) -> None:
-    if as_json:
+def _show(result: dict[str, Any], options: Evaluate) -> None:
+    if options.json:
         print_json(to_plain(result))
         return
     title = (
         f"{result['model']} ({result['method']}) on {result['data']}, {result['split']}, {result['samples']} samples"
     )
     print_table(title, ("metric", "value"), [(k, f"{v:.6g}") for k, v in result["metrics"].items()])
-    if out is not None:
-        print(f"written to {out / _FILE}")
+    if options.out is not None:
+        print(f"written to {options.out / _FILE}")

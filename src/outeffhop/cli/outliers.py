@@ -2,57 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from outeffhop._io import to_plain, write_whole
-from outeffhop.cli.checkpoint_data import check, load, prepared_for, without_labels
+from outeffhop.cli.checkpoint_data import opened, without_labels
 from outeffhop.cli.console import print_json, print_table, progress
+from outeffhop.cli.options import Outliers
 from outeffhop.lab.data import batches
-from outeffhop.lab.report.outlier_page import number, outlier_page, worst_tensors
+from outeffhop.lab.report.outliers_page import number, outlier_page, worst_tensors
 from outeffhop.outliers import OutlierReport, measure
 
-__all__ = ["run", "show"]
+__all__ = ["run"]
 
 _SHOWN = 10
 
 
-def run(
-    checkpoint: str,
-    data: str | None,
-    out: Path,
-    *,
-    tensors: str | Sequence[str],
-    count: int,
-    batch_size: int,
-    length: int | None,
-    tokenizer: str | None,
-    device: str | None,
-    trust_remote_code: bool = False,
-) -> OutlierReport:
+def run(options: Outliers) -> None:
     """Measures, and writes ``outliers.json`` and ``outliers.html`` once everything is done."""
-    check(out, batches=count, batch_size=batch_size, length=length)
-    model, source = load(checkpoint, device, data, length, trust_remote_code)
-    data = source.data
-    prepared, has_task = prepared_for(model, source, tokenizer)
+    model, source, prepared, has_task = opened(options)
     if not len(prepared.validation):
-        raise ValueError(f"data={data!r} has no samples to measure on")
-    total = min(count, -(-len(prepared.validation) // batch_size))
-    drawn = batches(prepared.validation, prepared.eval_collate, batch_size, limit=count)
+        raise ValueError(f"data={source.data!r} has no samples to measure on")
+    total = min(options.batches, -(-len(prepared.validation) // options.batch_size))
+    drawn = batches(prepared.validation, prepared.eval_collate, options.batch_size, limit=options.batches)
     with progress(total) as tell:
         report = measure(
             model,
             drawn if has_task else map(without_labels, drawn),
-            tensors,
+            options.tensors,
             special_ids=_special_ids(prepared.tokenizer),
             progress=lambda done: tell(f"batch {done}/{total}", done),
         )
-    about = f"{Path(checkpoint).name} on {data}, validation split, {report.samples} samples; tensors: {tensors}"
+    about = (
+        f"{Path(options.checkpoint).name} on {source.data}, validation split, {report.samples} samples; "
+        f"tensors: {options.tensors}"
+    )
     page = outlier_page(report, about)
-    report.save(out / "outliers.json")
-    write_whole(out / "outliers.html", page)
-    return report
+    report.save(options.out / "outliers.json")
+    write_whole(options.out / "outliers.html", page)
+    _show(report, options.out, options.json)
 
 
 def _special_ids(tokenizer: Any) -> list[int] | None:
@@ -62,7 +50,7 @@ def _special_ids(tokenizer: Any) -> list[int] | None:
     return [i for i in (getattr(tokenizer, name, None) for name in names) if i is not None]
 
 
-def show(report: OutlierReport, out: Path, as_json: bool) -> None:
+def _show(report: OutlierReport, out: Path, as_json: bool) -> None:
     if as_json:
         print_json(to_plain({**report.summary, "worst": report.table(_SHOWN)}))
         return

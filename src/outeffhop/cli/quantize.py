@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from itertools import count
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from outeffhop.cli.checkpoint_data import check, load, prepared_for, without_labels
-from outeffhop.cli.console import print_table, progress
+from outeffhop.cli.checkpoint_data import opened, without_labels
+from outeffhop.cli.console import print_json, print_table, progress
+from outeffhop.cli.options import Quantize
 from outeffhop.lab.data import batches
 from outeffhop.lab.training import RunFolder
 from outeffhop.lab.training.card import write_card
-from outeffhop.quantization import Folding, QuantizationReport, Scheme, evaluate, fold_layernorm
-from outeffhop.quantization.int8 import export_int8
-from outeffhop.quantization.int8_export import require
-from outeffhop.quantization.int8_report import Int8Report, measure_int8
+from outeffhop.quantization import QuantizationReport, Scheme, evaluate, export_int8, fold_layernorm, measure_int8
+from outeffhop.quantization.fold import Folding
+from outeffhop.quantization.int8_process import check_installed
+from outeffhop.quantization.int8_report import Int8Report
 
-__all__ = ["run", "show", "show_int8"]
+__all__ = ["run"]
 
 Batch = dict[str, Tensor]
 _FILE = "quantization.json"
@@ -26,82 +28,74 @@ _INT8 = "int8"
 _SHOWN = 10
 
 
-def run(
-    checkpoint: str,
-    data: str | None,
-    scheme: Scheme,
-    *,
-    calibration_batches: int,
-    batch_size: int,
-    seeds: int,
-    length: int | None,
-    tokenizer: str | None,
-    limit: int | None,
-    device: str | None,
-    out: Path | None,
-    fold: bool = False,
-    int8: bool = False,
-    trust_remote_code: bool = False,
-) -> QuantizationReport:
+def run(options: Quantize) -> None:
     """Loads, evaluates, and writes ``quantization.json`` once everything is done.
 
-    With ``fold``, LayerNorms are folded into the next layers first. With ``int8`` the model is also exported into
-    ``out/int8`` and measured there; that report is ``out/int8.json``.
+    With ``fold_layernorm``, LayerNorms are folded into the next layers first. With ``int8``, the model is also exported
+    into ``out/int8`` and measured there; that report is ``out/int8.json``.
     """
-    counts = dict(calibration_batches=calibration_batches, batch_size=batch_size, seeds=seeds)
-    check(out, **counts, length=length, limit=limit)
-    if int8:
-        _check_int8(out, scheme)
-    model, source = load(checkpoint, device, data, length, trust_remote_code)
-    prepared, has_task = prepared_for(model, source, tokenizer)
+    scheme = Scheme.parse(f"{options.bits} {options.scheme}").with_range(options.range)
+    if options.int8:
+        _check_int8(options.out, scheme)
+    counts = {"calibration_batches": options.calibration_batches, "seeds": options.seeds}
+    model, _, prepared, has_task = opened(options, **counts)
     keep = dict if has_task else without_labels
+    size, seeds, fold = options.batch_size, options.seeds, options.fold_layernorm
 
     def draw(seed: int) -> list[Batch]:
-        size = min(len(prepared.train), calibration_batches * batch_size)
-        order = torch.randperm(len(prepared.train), generator=torch.Generator().manual_seed(seed))[:size]
-        parts = (order[i : i + batch_size] for i in range(0, size, batch_size))
+        samples = min(len(prepared.train), options.calibration_batches * size)
+        order = torch.randperm(len(prepared.train), generator=torch.Generator().manual_seed(seed))[:samples]
+        parts = (order[i : i + size] for i in range(0, samples, size))
         return [keep(prepared.eval_collate([prepared.train[int(j)] for j in part])) for part in parts]
 
-    measured = [keep(b) for b in batches(prepared.validation, prepared.eval_collate, batch_size, limit=limit)]
+    drawn = batches(prepared.validation, prepared.eval_collate, size, limit=options.batches)
+    measured = [keep(batch) for batch in drawn]
     done = count()
     with progress(1 + 2 * seeds) as tell:
         report = evaluate(
             model, draw, measured, scheme=scheme, seeds=seeds, fold=fold, progress=lambda text: tell(text, next(done))
         )
-    if out is not None:
-        report.save(out / _FILE)
-        _tell_card(checkpoint, out)
-        if int8:
+    real = None
+    if options.out is not None:
+        report.save(options.out / _FILE)
+        _tell_card(options.checkpoint, options.out)
+        if options.int8:
             model = model.float().cpu()
             if fold:
                 model, _ = fold_layernorm(model, measured[0])
-            exported = export_int8(model, draw(0), out / _INT8)
-            measure_int8(model, exported, measured).save(out / f"{_INT8}.json")
-    return report
+            with export_int8(model, draw(0), options.out / _INT8) as exported:
+                real = measure_int8(model, exported, measured)
+            real.save(options.out / f"{_INT8}.json")
+    if options.json:
+        print_json({**json.loads(report.to_json()), **({} if real is None else {"int8": json.loads(real.to_json())})})
+        return
+    _show(report, options.out)
+    if real is not None:
+        _show_int8(real)
 
 
 def _tell_card(checkpoint: str, out: Path) -> None:
-    """A finished run's model card has what lies in the run's folder."""
+    """The model card of a finished run shows what lies in the run's folder."""
     run = RunFolder(checkpoint)
     if run.exists and run.finished and out.resolve() == run.path.resolve():
         write_card(run)
 
 
 def _check_int8(out: Path | None, scheme: Scheme) -> None:
-    """What would fail at the end is said at the start."""
+    """What would fail at the end is said first."""
     if scheme.bits != "W8A8":
-        raise ValueError(f"bits={scheme.bits!r} with int8: what is exported has 8 bits; leave out one of the two")
+        raise ValueError(f"bits={scheme.bits!r} with int8: the exported model has 8 bits; leave out one of the two")
     if out is None:
         raise ValueError("--int8 writes the exported model: give a folder by --out")
     if (out / _INT8).exists():
-        raise ValueError(f"{str(out / _INT8)!r} exists and is not overwritten: remove it or give another out")
+        raise ValueError(f"{str(out / _INT8)!r} exists and is not overwritten: remove it, or give another --out")
     try:
-        require()
+        check_installed("openvino", "nncf")
     except ImportError as error:
         raise ValueError(str(error)) from error
 
 
-def show(report: QuantizationReport, out: Path | None) -> None:
+def _show(report: QuantizationReport, out: Path | None) -> None:
     about = f"{report.model} ({report.method}), {report.scheme}, placement {report.placement}"
     rows = [
         (name, f"{report.full[name]:.4g}", f"{report.mean(name):.4g} ± {report.std(name):.2g}")
@@ -142,8 +136,7 @@ def _counted(count: int, name: str, plural: str = "s") -> str:
     return f"{count} {name}{'' if count == 1 else plural}"
 
 
-def show_int8(out: Path) -> None:
-    report = Int8Report.load(out / f"{_INT8}.json")
+def _show_int8(report: Int8Report) -> None:
     rows = [
         (
             run,

@@ -8,16 +8,17 @@ from typing import Any
 
 from outeffhop._io import read_json
 from outeffhop.cli.console import print_error, print_json, print_table
+from outeffhop.cli.options import Runs
 from outeffhop.lab.training import Result, RunFolder
 from outeffhop.quantization import QuantizationReport
 
-__all__ = ["describe", "show"]
+__all__ = ["describe", "run"]
 
 
 def describe(root: Path) -> list[dict[str, Any]]:
     """Every run at or below a folder, in the order of their names."""
     if not root.is_dir():
-        raise ValueError(f"folder={str(root)!r} is no folder")
+        raise ValueError(f"folder={str(root)!r} is not a folder")
     return [_describe(RunFolder(p.parent), root) for p in sorted(root.rglob("config.yaml"))]
 
 
@@ -34,7 +35,7 @@ def _describe(folder: RunFolder, root: Path) -> dict[str, Any]:
         for kind, reader in (("result", Result), ("quantization", QuantizationReport)):
             file = folder.path / f"{kind}.json"
             if file.is_file():
-                reader.load(file)  # refuses what is none
+                reader.load(file)  # refuses anything else
                 metrics[kind] = read_json(file)
     except (ValueError, OSError) as error:  # the others can still be shown
         return {"run": name, "state": "unreadable", "error": str(error)}
@@ -52,22 +53,23 @@ def _describe(folder: RunFolder, root: Path) -> dict[str, Any]:
     }
 
 
-def show(root: Path, as_json: bool) -> None:
+def run(options: Runs) -> None:
+    root = Path(options.folder)
     runs = describe(root)
-    if as_json:
+    if options.json:
         print_json(runs)
         return
     if not runs:
-        print(f"no runs in {root}; begin one with: outeffhop train --data builtin:text --out {root}/a")
+        print(f"no runs in {root}; start one with: outeffhop train --data builtin:text --out {root}/a")
         return
     print_table(
         f"Runs in {root}",
         ("run", "model", "method", "seed", "step", "state", "metric", "max inf norm", "avg kurtosis", "quantized"),
-        [_row(run) for run in runs],
+        [_row(each) for each in runs],
     )
-    for run in runs:
-        if "error" in run:
-            print_error(f"{run['run']} is unreadable: {run['error']}")
+    for each in runs:
+        if "error" in each:
+            print_error(f"{each['run']} is unreadable: {each['error']}")
 
 
 def _row(run: dict[str, Any]) -> list[str]:

@@ -1,12 +1,13 @@
-"""Associative memory: store patterns, classify outliers, look at energies, retrieve. Nothing is learned here.
+"""Associative memory: store patterns, classify outliers, compute energies, retrieve. Nothing is learned.
 
 ``HopfieldMemory`` is the memory, ``NoOp`` the classification of its outliers, ``ShardedMemory`` the
-same memory over several processes.
+same memory split over several processes.
 """
 
+from outeffhop.memory import theory
 from outeffhop.memory.hopfield_memory import HopfieldMemory
 from outeffhop.memory.noop import Extended, NoOp, extend
 from outeffhop.memory.retrieval import Retrieval
 from outeffhop.memory.sharded import ShardedMemory
 
-__all__ = ["HopfieldMemory", "Retrieval", "NoOp", "Extended", "extend", "ShardedMemory"]
+__all__ = ["HopfieldMemory", "Retrieval", "NoOp", "Extended", "extend", "ShardedMemory", "theory"]

@@ -1,4 +1,4 @@
-"""What a caller hands to a memory, checked once; every error names the argument, its value and the remedy."""
+"""Checks of a memory's arguments; every error names the argument, its value and the remedy."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["check_beta", "check_method", "check_patterns", "check_queries", "wid
 def check_patterns(patterns: Tensor, name: str = "patterns", *, may_be_empty: bool = False) -> Tensor:
     """[M, d], floating point and finite; detached, since nothing is learned here."""
     if not isinstance(patterns, Tensor):
-        raise TypeError(f"{name} is a {type(patterns).__name__}: a tensor [M, d], one pattern per row, is needed")
+        raise TypeError(f"{name} is a {type(patterns).__name__}: expected a tensor [M, d], one pattern per row")
     if not patterns.is_floating_point():
-        raise TypeError(f"{name} has dtype {patterns.dtype}: floating point is needed; {name}.float() converts it")
+        raise TypeError(f"{name} has dtype {patterns.dtype}: expected floating point; {name}.float() converts it")
     if patterns.layout != torch.strided or patterns.device.type == "meta":
-        raise TypeError(f"{name} is {patterns.layout} on {patterns.device}: a dense tensor with values is needed")
+        raise TypeError(f"{name} is {patterns.layout} on {patterns.device}: expected a dense tensor with values")
     if patterns.dim() != 2 or patterns.shape[1] == 0:
-        raise ValueError(f"{name} has shape {tuple(patterns.shape)}: [M, d], one pattern per row, is needed")
+        raise ValueError(f"{name} has shape {tuple(patterns.shape)}: expected [M, d], one pattern per row")
     if patterns.shape[0] == 0 and not may_be_empty:
-        raise ValueError(f"{name} has shape {tuple(patterns.shape)}: a memory holds at least one pattern")
+        raise ValueError(f"{name} has shape {tuple(patterns.shape)}: a memory needs at least one pattern")
     finite = torch.isfinite(patterns).all(1)
     if not finite.all():
         first = int((~finite).nonzero()[0])
         raise ValueError(
             f"{name}: {int((~finite).sum())} of {len(patterns)} rows hold NaN or infinity, the first is row {first}; "
-            "leave them out or repair them"
+            "remove or repair them"
         )
     return patterns.detach()
 
@@ -37,28 +37,26 @@ def check_patterns(patterns: Tensor, name: str = "patterns", *, may_be_empty: bo
 def check_queries(x: Tensor, patterns: Tensor) -> Tensor:
     """[..., d] of the memory's size, dtype and device."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"x is a {type(x).__name__}: a tensor [..., {patterns.shape[1]}] is needed")
+        raise TypeError(f"x is a {type(x).__name__}: expected a tensor [..., {patterns.shape[1]}]")
     if x.dim() == 0 or x.shape[-1] != patterns.shape[1]:
         raise ValueError(
             f"x has shape {tuple(x.shape)} and the patterns have size {patterns.shape[1]}: "
-            f"[..., {patterns.shape[1]}] is needed"
+            f"expected [..., {patterns.shape[1]}]"
         )
     if x.dtype != patterns.dtype:
-        raise TypeError(f"x has dtype {x.dtype} and the memory {patterns.dtype}: bring one to the other with .to()")
+        raise TypeError(f"x has dtype {x.dtype} and the memory {patterns.dtype}: convert one with .to()")
     if x.device != patterns.device:
-        raise ValueError(f"x is on {x.device} and the memory on {patterns.device}: bring one to the other with .to()")
+        raise ValueError(f"x is on {x.device} and the memory on {patterns.device}: move one with .to()")
     return x
 
 
 def check_beta(beta: float) -> float:
     try:
         beta = float(beta)
-    except OverflowError:  # a whole number beyond 1e308
-        beta = math.inf
     except (TypeError, ValueError):
-        raise TypeError(f"beta={beta!r}: the inverse temperature is a number") from None
+        raise TypeError(f"beta={beta!r}: the inverse temperature must be a number") from None
     if not 0.0 < beta < math.inf:
-        raise ValueError(f"beta={beta}: the inverse temperature is finite and greater than 0")
+        raise ValueError(f"beta={beta}: the inverse temperature must be finite and greater than 0")
     return beta
 
 
@@ -66,17 +64,17 @@ def check_method(method: str | Method) -> Method:
     parsed = Method.parse(method)
     if parsed.gate is not None:
         raise ValueError(
-            f"method={str(parsed)!r} has a gate, which is learned from a layer's input; a memory learns nothing: "
-            "give the method without its gate, such as 'vanilla' or 'outeffhop'"
+            f"method={str(parsed)!r} has a gate, which is learned from a layer's input, and a memory learns nothing: "
+            "use a method without a gate, such as 'vanilla' or 'outeffhop'"
         )
     if parsed.qk_norm != "none":
         raise ValueError(
-            f"method={str(parsed)!r} normalizes queries and keys by learned factors; a memory learns nothing: "
+            f"method={str(parsed)!r} normalizes queries and keys by learned factors, and a memory learns nothing: "
             "leave qk_norm out"
         )
     return parsed
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums are taken in: float32 at least."""
+    """The dtype of sums: float32 at least."""
     return torch.float64 if dtype == torch.float64 else torch.float32

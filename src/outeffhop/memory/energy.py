@@ -1,11 +1,11 @@
 """The energies whose minimisation is retrieval.
 
-With scores z = βΞx, every model but one is
+With scores z = βΞx, the energy of every model except one is
 
     H(x) = −β⁻¹ Ψ*(z) + ½⟨x, x⟩ + Const,    Const = β⁻¹ Ψ*(0) + ½m²,
 
-Ψ*(z) = max_p ⟨p, z⟩ + Ψ(p) the convex conjugate of an entropy Ψ, and its gradient the model's
-weights: retrieval Ξᵀ∇Ψ*(z) is the convex-concave procedure on H, so no update raises H.
+where Ψ*(z) = max_p ⟨p, z⟩ + Ψ(p) is the convex conjugate of an entropy Ψ and its gradient is the model's
+weights. Retrieval Ξᵀ∇Ψ*(z) is the convex-concave procedure on H, so no update raises H.
 
     Dense        Ψ*(z) = log Σ exp z_μ              Shannon's entropy
     OutEffHop    Ψ*(z) = log(n + Σ exp z_μ)         the same with n patterns that score 0
@@ -15,13 +15,13 @@ m is the largest norm of a pattern. Dense gets the constant of Ramsauer et al., 
 and OutEffHop β⁻¹ log(M + n) + ½m². Since Ψ*(z) ≤ max(0, max_μ z_μ) + Ψ*(0), it makes
 H(x) ≥ ½(‖x‖ − m)² ≥ 0 for all of them.
 
-The polynomial model is Krotov and Hopfield's −Σ ⟨ξ_μ, x⟩ᵖ, which has no lower bound but on a
-sphere. There it is a monotone function of the form used here, which no scale of x changes:
+The polynomial model is Krotov and Hopfield's −Σ ⟨ξ_μ, x⟩ᵖ, which is bounded below only on a sphere.
+There it is a monotone function of the form used here, which does not depend on the scale of x:
 
     H(x) = −log(f(x)/‖x‖),    f(x) = ‖Ξx‖_p.
 
 No update raises it: f is convex and homogeneous, so f(y) ≥ ⟨∇f(x), y⟩ for all y. The retrieval
-y is a positive multiple of ∇f(x), hence f(y)/‖y‖ ≥ ‖∇f(x)‖ ≥ ⟨∇f(x), x⟩/‖x‖ = f(x)/‖x‖.
+y is a positive multiple of ∇f(x), so f(y)/‖y‖ ≥ ‖∇f(x)‖ ≥ ⟨∇f(x), x⟩/‖x‖ = f(x)/‖x‖.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ __all__ = ["conjugate", "energy", "why_no_energy"]
 
 
 def why_no_energy(normalizer: Normalizer) -> str | None:
-    """Why retrieval with this normalizer minimises no energy; None where it does."""
+    """Why retrieval with this normalizer has no energy; None if it has one."""
     if isinstance(normalizer, SoftmaxN | Entmax | Polynomial):
         return None
     kind = type(normalizer).__name__
     if not isinstance(normalizer, Clipped):
-        return f"of {kind} weights none is known here"
+        return f"none is known for {kind} weights"
     return (
-        f"{kind} weights are the gradient of no function of the scores "
-        "(where one is clipped the others still depend on it), so no energy has this retrieval as its descent"
+        f"{kind} weights are not the gradient of a function of the scores "
+        "(a clipped weight still affects the others), so retrieval minimises no energy"
     )
 
 
 def conjugate(normalizer: Normalizer, scores: Tensor, weights: Tensor) -> Tensor | None:
     """Ψ*(z) of scores z [..., M] and their weights; log‖z‖_p for the polynomial model.  [...]
 
-    Softmax has no part here: its Ψ* is the logsumexp that attention returns.
+    Softmax is not handled here: its Ψ* is the logsumexp that attention returns.
     """
     if isinstance(normalizer, Entmax):
         return _entmax_conjugate(scores, weights, normalizer.start)
@@ -66,7 +66,7 @@ def energy(normalizer: Normalizer, x: Tensor, conjugate: Tensor, beta: float, si
     x = x.to(conjugate.dtype)
     if isinstance(normalizer, Polynomial):
         norm = torch.linalg.vector_norm(x, dim=-1)
-        nowhere = (norm == 0) | torch.isneginf(conjugate)  # no overlap with any pattern
+        nowhere = (norm == 0) | torch.isneginf(conjugate)  # x overlaps with no pattern
         log_norm = torch.log(torch.where(nowhere, 1.0, norm))
         return torch.where(nowhere, math.inf, log_norm + math.log(beta) - torch.where(nowhere, 0.0, conjugate))
     constant = _conjugate_at_zero(normalizer, size) / beta + 0.5 * largest**2
@@ -76,7 +76,7 @@ def energy(normalizer: Normalizer, x: Tensor, conjugate: Tensor, beta: float, si
 def _entmax_conjugate(scores: Tensor, weights: Tensor, alpha: float) -> Tensor:
     if alpha == 1.0:
         return torch.logsumexp(scores, -1)
-    # ⟨p, z⟩ about the largest score: p sums to 1, and scores of 1e4 would swamp the entropy
+    # ⟨p, z⟩ relative to the largest score, since p sums to 1: scores of 1e4 would swamp the entropy
     top = scores.detach().amax(-1, keepdim=True)
     mean = (weights * (scores - top)).sum(-1) + top.squeeze(-1)
     # p − pᵅ = −p·(exp((α − 1) log p) − 1), which keeps its digits as α → 1; at p = 0 it is 0

@@ -1,4 +1,4 @@
-"""HopfieldMemory: store patterns, classify outliers, see energies, retrieve."""
+"""HopfieldMemory: store patterns, classify outliers, compute energies, retrieve."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from outeffhop.ops import attention
 
 __all__ = ["HopfieldMemory", "effective_normalizer", "fused_update"]
 
-# scores held at once by the models no fused kernel serves: 64 MiB of float32
+# the most scores held at once for models that no fused kernel serves: 64 MiB of float32
 _BLOCK = 1 << 24
 
 
@@ -32,19 +32,19 @@ class HopfieldMemory:
     """An associative memory of patterns Ξ [M, d] that queries x [..., d] retrieve: x ← Ξᵀ w(βΞx).
 
     The method chooses w: "vanilla" or "dense" (softmax), "outeffhop" (softmax_n), "sparse"
-    (sparsemax), "gsh" (entmax) and "polynomial", each the descent of an energy (energy.py); the
-    clipped ones retrieve without one. What a method would learn keeps its start value. The
+    (sparsemax), "gsh" (entmax) and "polynomial", which each descend an energy (energy.py); the
+    clipped ones retrieve without one. What a method would learn stays at its start value. The
     polynomial model's weights do not depend on β.
 
-    Softmax models retrieve through fused attention, in memory linear in queries and patterns; the
-    others take the queries in blocks.
+    Softmax models retrieve through fused attention, whose memory is linear in queries and patterns; the
+    others process the queries in blocks.
 
     Args:
         patterns: [M, d], one pattern per row; copied, as is the classification.
         beta: β > 0, the inverse temperature.
         method: anything ``Method.parse`` takes, without a gate.
-        no_op: Λ. Outliers stay stored and leave the sum; in "outeffhop" they become n = 1 no-op
-            pattern, or n = K where they are distinct. A model without no-op patterns just loses them.
+        no_op: Λ. Outliers stay stored but leave the sum. In "outeffhop" they become n = 1 no-op
+            pattern, or n = K if they are distinct; a model without no-op patterns drops them.
 
     Examples:
         >>> memory = HopfieldMemory(torch.eye(3), beta=8.0)
@@ -60,21 +60,21 @@ class HopfieldMemory:
         self._store(check_patterns(patterns).clone(memory_format=torch.contiguous_format), no_op)
 
     def _store(self, stored: Tensor, no_op: NoOp | None) -> None:
-        """Takes the patterns over, once everything about them is known to be right."""
+        """Sets the patterns once all checks have passed."""
         active = stored
         if no_op is not None:
             check_size(no_op, len(stored))
             no_op = NoOp(no_op.outliers.to(stored.device, copy=True), no_op.distinct)
             active = stored[~no_op.outliers]
             if len(active) == 0:
-                raise ValueError(f"no_op makes outliers of all {len(stored)} patterns: at least one must remain")
+                raise ValueError(f"no_op makes outliers of all {len(stored)} patterns: at least one must remain active")
         normalizer = effective_normalizer(self.method, None if no_op is None else no_op.n)
         self._stored, self._active, self.no_op, self._normalizer = stored, active, no_op, normalizer
         self._largest = float(torch.linalg.vector_norm(active, dim=1, dtype=wide(active.dtype)).max())
 
     @property
     def stored(self) -> Tensor:
-        """All patterns, outliers too, in the order that ``remove`` counts in.  [M, d]"""
+        """All patterns, outliers included, in the order of ``remove``'s indices.  [M, d]"""
         return self._stored
 
     @property
@@ -89,28 +89,28 @@ class HopfieldMemory:
 
     @property
     def indices(self) -> Tensor:
-        """Where ``patterns`` stand in ``stored``.  [M − K]"""
+        """The indices of ``patterns`` in ``stored``.  [M − K]"""
         if self.no_op is not None:
             return (~self.no_op.outliers).nonzero().squeeze(1)
         return torch.arange(len(self._stored), device=self._stored.device)
 
     @property
     def n(self) -> float:
-        """How many no-op patterns retrieval counts; 0 for models without."""
+        """How many no-op patterns retrieval counts; 0 for models without them."""
         return self._normalizer.n if isinstance(self._normalizer, SoftmaxN | Clipped) else 0.0
 
     def retrieve(
         self, x: Tensor, steps: int | None = 1, *, tol: float = 1e-4, max_steps: int = 1000, trace: bool = False
     ) -> Retrieval:
-        """The memory's answer to queries [..., d], differentiable in them.
+        """Retrieves for queries [..., d], differentiably in them.
 
         Args:
             x: [..., d], of the memory's dtype and device.
-            steps: updates of every query; None goes on with each until it rests, whatever the others do.
-            tol: at rest is a query that an update moves by at most tol·max(1, ‖x‖), with tol no less
-                than the dtype's resolution.
-            max_steps: where steps=None gives up; such queries come back with converged False.
-            trace: also the energies along the way, for one evaluation more.
+            steps: how many updates of every query; None updates each query until it is at rest.
+            tol: a query is at rest once an update moves it by at most tol·max(1, ‖x‖); a tol below the
+                dtype's resolution is raised to that.
+            max_steps: the limit with steps=None; a query that reaches it has converged False.
+            trace: also return the energies along the way, for one more evaluation.
         """
         check_queries(x, self._active)
         if trace:
@@ -118,7 +118,7 @@ class HopfieldMemory:
         return iterate(partial(self._update, with_energy=trace), x, steps, tol, max_steps, trace)
 
     def energy(self, x: Tensor) -> Tensor:
-        """H(x), which no retrieval step raises; its definition for each model is in energy.py.  [...]"""
+        """H(x), which no retrieval step raises; energy.py defines it for each model.  [...]"""
         check_queries(x, self._active)
         self._check_energy()
         values = self._update(x.reshape(-1, x.shape[-1]), with_energy=True).energy
@@ -127,25 +127,27 @@ class HopfieldMemory:
         return values.reshape(x.shape[:-1])
 
     def association(self, x: Tensor) -> Tensor:
-        """The weights of the patterns in the next update, one by one: a [..., M − K] tensor."""
+        """The weight of each pattern in the next update.  [..., M − K]"""
         return self._weights(check_queries(x, self._active))[0].to(x.dtype)
 
     def add(self, patterns: Tensor, *, outliers: Tensor | Sequence[bool] | None = None) -> HopfieldMemory:
-        """Stores more patterns [m, d] after the others; returns self.
+        """Appends patterns [m, d]; returns self.
 
         Args:
-            outliers: which of them are no-op outliers, bool [m]; none by default.
+            outliers: which of the new patterns are no-op outliers, bool [m]; by default none.
         """
         new = check_patterns(patterns)
         if new.shape[1] != self._stored.shape[1]:
-            raise ValueError(f"patterns have size {new.shape[1]} and the memory's {self._stored.shape[1]}: give those")
+            raise ValueError(
+                f"patterns have size {new.shape[1]} and the memory's {self._stored.shape[1]}: the sizes must be equal"
+            )
         no_op = self.no_op
         if outliers is not None and no_op is None:
             no_op = NoOp(torch.zeros(len(self), dtype=torch.bool, device=self._stored.device))
         if no_op is not None:
             given = torch.as_tensor([False] * len(new) if outliers is None else outliers)
-            if given.dtype != torch.bool:  # 0 and 1 could be a mask or indices
-                raise TypeError(f"outliers has dtype {given.dtype}: a bool for each of the new patterns is needed")
+            if given.dtype != torch.bool:  # 0 and 1 could mean a mask or indices
+                raise TypeError(f"outliers has dtype {given.dtype}: expected a bool for each of the new patterns")
             more = NoOp.assign(len(new), given)
             no_op = NoOp(torch.cat([no_op.outliers, more.outliers.to(no_op.outliers.device)]), no_op.distinct)
         stored = torch.cat([self._stored, new.to(self._stored)])
@@ -153,12 +155,12 @@ class HopfieldMemory:
         return self
 
     def remove(self, indices: Tensor | Sequence[int] | int) -> HopfieldMemory:
-        """Forgets the patterns at these places of ``stored``; the later ones move up. Returns self."""
+        """Removes the patterns at these indices of ``stored``; later ones move up. Returns self."""
         gone = check_indices(torch.as_tensor(indices), len(self), "indices").to(self._stored.device)
         keep = torch.ones(len(self), dtype=torch.bool, device=self._stored.device)
         keep[gone] = False
         if not keep.any():
-            raise ValueError(f"indices name all {len(self)} patterns: a memory holds at least one")
+            raise ValueError(f"indices name all {len(self)} patterns: a memory needs at least one")
         no_op = None if self.no_op is None else NoOp(self.no_op.outliers[keep], self.no_op.distinct)
         self._store(self._stored[keep], no_op)
         return self
@@ -169,15 +171,15 @@ class HopfieldMemory:
         return self
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes a safetensors file; what was at ``path`` stays whole until the new file is."""
+        """Writes a safetensors file; an old file at ``path`` stays until the new one is complete."""
         saved.save(path, self._stored, self.beta, str(self.method), self.no_op)
 
     @staticmethod
     def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> HopfieldMemory:
-        """The memory as it was saved; a file that is none raises ValueError."""
+        """Reads a saved memory; ValueError if the file is not one."""
         with saved.reading(path) as parts:
             memory = HopfieldMemory(*parts)
-        return memory.to(device)  # outside: that a device is not there is no fault of the file
+        return memory.to(device)  # outside: a missing device is not the file's fault
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -191,7 +193,7 @@ class HopfieldMemory:
     def _check_energy(self) -> None:
         why = why_no_energy(self._normalizer)
         if why is not None:
-            raise ValueError(f"method={str(self.method)!r} has no energy: {why}; retrieve() works without")
+            raise ValueError(f"method={str(self.method)!r} has no energy: {why}; retrieve() works without one")
 
     def _update(self, x: Tensor, with_energy: bool) -> Update:
         """One update of queries [Q, d]."""
@@ -200,7 +202,7 @@ class HopfieldMemory:
             return Update(state, no_op, self._energy(x, psi))
         blocks = x.split(max(1, _BLOCK // len(self._active)))
         if torch.is_grad_enabled() and x.requires_grad and len(blocks) > 1:
-            # autograd would keep every block's scores for its backward, all at once: compute them again there
+            # autograd would keep the scores of all blocks for the backward pass: compute them again there
             parts = [checkpoint(self._plain_update, block, with_energy, use_reentrant=False) for block in blocks]
         else:
             parts = [self._plain_update(block, with_energy) for block in blocks]
@@ -228,14 +230,14 @@ class HopfieldMemory:
 
 
 def effective_normalizer(method: Method, no_op: int | None) -> Normalizer:
-    """The method's normalizer, with n no-op patterns where a classification gave them."""
+    """The method's normalizer, with the n of a classification if there is one."""
     normalizer = method.normalizer
     if no_op is None or not isinstance(normalizer, SoftmaxN) or normalizer.n == 0:
         return normalizer
     if normalizer.n != 1:
         raise ValueError(
-            f"method={str(method)!r} and no_op both say how many no-op patterns there are, {normalizer.n:g} and "
-            f"{no_op}: give 'outeffhop' with no_op, or n alone"
+            f"method={str(method)!r} and no_op both set the number of no-op patterns, {normalizer.n:g} and "
+            f"{no_op}: give 'outeffhop' with no_op, or n without no_op"
         )
     return dataclasses.replace(normalizer, n=float(no_op), noop="fixed")
 

@@ -1,9 +1,9 @@
-"""The no-op classification Λ: which stored patterns are outliers that take no part in retrieval.
+"""The no-op classification Λ: which stored patterns are outliers and excluded from retrieval.
 
-The paper gives every pattern one dimension more, ω, which is not 0 for outliers; Λ maps each of
-those to Ω = (0, …, 0, C) and leaves the others as they are. A query's extra coordinate is 0, so Ω
-scores ⟨Ω, x̄⟩ = 0 whatever C is: in the d dimensions one started from, Ω is the 1 in
-softmax1's denominator, and with one Ω_C per outlier there are K of them.
+The paper gives every pattern one more dimension, ω, which is nonzero for outliers. Λ maps each outlier
+to Ω = (0, …, 0, C) and leaves the other patterns unchanged. A query's extra coordinate is 0, so Ω
+scores ⟨Ω, x̄⟩ = 0 for every C. In the original d dimensions, Ω is the 1 in softmax1's denominator;
+with one Ω_C per outlier it is K.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["NoOp", "Extended", "extend"]
 
 Measure = Literal["cosine", "dot"]
 
-# similarities held at once while patterns are compared with each other
+# the most similarities held at once
 _BLOCK = 1 << 24
 
 
@@ -32,8 +32,8 @@ class NoOp:
 
     Attributes:
         outliers: bool [M].
-        distinct: False maps all outliers to one Ω, as lse₁ and softmax1 have it, even where there is no
-            outlier; True gives each of K outliers its own Ω_C, which is lse_K and softmax_K.
+        distinct: False maps all outliers to one Ω, as in lse₁ and softmax1, even if there is no
+            outlier; True gives each of K outliers its own Ω_C, as in lse_K and softmax_K.
     """
 
     outliers: Tensor
@@ -42,10 +42,10 @@ class NoOp:
     def __post_init__(self) -> None:
         given = self.outliers
         if not isinstance(given, Tensor):
-            raise TypeError(f"outliers is a {type(given).__name__}: a bool tensor [M] is needed; see NoOp.assign")
+            raise TypeError(f"outliers is a {type(given).__name__}: expected a bool tensor [M]; see NoOp.assign")
         if given.dtype != torch.bool or given.dim() != 1:
             raise ValueError(
-                f"outliers is {given.dtype} of shape {tuple(given.shape)}: a bool tensor [M] is needed; "
+                f"outliers is {given.dtype} of shape {tuple(given.shape)}: expected a bool tensor [M]; "
                 "NoOp.assign makes one from indices"
             )
 
@@ -56,16 +56,16 @@ class NoOp:
 
     @property
     def n(self) -> int:
-        """How many no-op patterns are left in the memory: 1, or one per outlier."""
+        """How many no-op patterns the memory has: 1, or one per outlier."""
         return self.count if self.distinct else 1
 
     @staticmethod
     def assign(size: int, outliers: Tensor | Sequence[int] | Sequence[bool], *, distinct: bool = False) -> NoOp:
-        """By hand: the outliers' indices, or a mask, among ``size`` patterns."""
+        """From the outliers' indices among ``size`` patterns, or from a mask."""
         given = torch.as_tensor(outliers)
         if given.dtype == torch.bool:
             if given.shape != (size,):
-                raise ValueError(f"outliers is a mask of shape {tuple(given.shape)}: ({size},) is needed")
+                raise ValueError(f"outliers is a mask of shape {tuple(given.shape)}: expected ({size},)")
             return NoOp(given.clone(), distinct)
         mask = torch.zeros(size, dtype=torch.bool, device=given.device)
         mask[check_indices(given, size, "outliers")] = True
@@ -80,27 +80,27 @@ class NoOp:
         measure: Measure = "cosine",
         distinct: bool = False,
     ) -> NoOp:
-        """The paper's three steps: score all pairs, call those below ``threshold`` dissimilar, and
-        take as outliers the patterns dissimilar to at least ``share`` of the others.
+        """The paper's three steps: score all pairs, call pairs below ``threshold`` dissimilar, and take
+        the patterns that are dissimilar to at least ``share`` of the others as outliers.
 
         Args:
             patterns: [M, d]
             threshold: below it two patterns are dissimilar.
-            share: in (0, 1]; 1 asks for dissimilarity to every other pattern.
+            share: in (0, 1]; 1 means dissimilar to every other pattern.
             measure: "cosine", or "dot" for the inner product that retrieval scores with.
         """
         patterns = _measured(check_patterns(patterns), measure)
         if not 0.0 < share <= 1.0:
-            raise ValueError(f"share={share}: a part of the other patterns, in (0, 1], is needed")
+            raise ValueError(f"share={share}: must be a share of the other patterns, in (0, 1]")
         size = len(patterns)
-        if size == 1:  # nothing to be dissimilar to
+        if size == 1:  # there is no other pattern
             return NoOp(torch.zeros(1, dtype=torch.bool, device=patterns.device), distinct)
         dissimilar = []
         for rows in torch.arange(size, device=patterns.device).split(max(1, _BLOCK // size)):
             below = patterns[rows] @ patterns.T < threshold
-            below[rows - rows[0], rows] = False  # a pattern is no witness about itself
+            below[rows - rows[0], rows] = False  # a pattern is not compared with itself
             dissimilar.append(below.sum(1))
-        # the small number forgives the product its rounding
+        # 1e-6 allows for rounding in the product
         return NoOp(torch.cat(dissimilar) >= share * (size - 1) - 1e-6, distinct)
 
     @staticmethod
@@ -110,10 +110,10 @@ class NoOp:
         """Outliers relative to a query [d], or to every one of several [..., d]: less similar than ``threshold``."""
         patterns = check_patterns(patterns)
         if not isinstance(query, Tensor):
-            raise TypeError(f"query is a {type(query).__name__}: a tensor [d] or [..., d] is needed")
+            raise TypeError(f"query is a {type(query).__name__}: expected a tensor [d] or [..., d]")
         if query.dim() == 0 or query.shape[-1] != patterns.shape[1]:
             raise ValueError(
-                f"query has shape {tuple(query.shape)}: [d] or [..., d] with d = {patterns.shape[1]} is needed"
+                f"query has shape {tuple(query.shape)}: expected [d] or [..., d] with d = {patterns.shape[1]}"
             )
         query = check_patterns(query.reshape(-1, query.shape[-1]), "query").to(patterns.dtype)
         patterns, query = _measured(patterns, measure), _measured(query, measure)
@@ -127,28 +127,28 @@ class Extended(NamedTuple):
     """Patterns and queries in d + 1 dimensions."""
 
     queries: Tensor  # x̄ = (x, 0)  [..., d + 1]
-    patterns: Tensor  # ξ̄ = (ξ, ω), ω = 0 but for outliers  [M, d + 1]
-    op: Tensor  # Λ(ξ̄) of those that are no outliers, ξ̄_op  [M − K, d + 1]
+    patterns: Tensor  # ξ̄ = (ξ, ω), ω = 0 except for outliers  [M, d + 1]
+    op: Tensor  # Λ(ξ̄) of the patterns that are not outliers, ξ̄_op  [M − K, d + 1]
     omega: Tensor  # Λ(ξ̄) of the outliers without repetition, Ω  [1 or K, d + 1]
 
 
 def extend(patterns: Tensor, queries: Tensor, no_op: NoOp, C: float = 1.0) -> Extended:
-    """The paper's one dimension more: ω and Λ, spelled out.
+    """The paper's extra dimension: ω and Λ, spelled out.
 
-    ``HopfieldMemory`` needs none of it, softmax_n says the same in d dimensions; this is the
-    definition it is tested against. An update in the extended space ends with an extra coordinate
-    of C times the no-op weight; ⟨Ω, x̄⟩ = 0 asks for 0 there, so it is dropped before the next.
+    ``HopfieldMemory`` does not need it, since softmax_n is equivalent in d dimensions; this is the
+    definition it is tested against. After an update in the extended space, the extra coordinate is
+    C times the no-op weight. ⟨Ω, x̄⟩ = 0 needs a 0 there, so it is dropped before the next update.
 
     Args:
         patterns: [M, d]
         queries: [..., d]
-        no_op: the classification of the M patterns. Distinct outliers get Ω of C, 2C, 3C, …
-        C: the extra coordinate of Ω, finite and not 0.
+        no_op: the classification of the M patterns. Distinct outliers get C, 2C, 3C, …
+        C: the extra coordinate of Ω, finite and nonzero.
     """
     patterns = check_patterns(patterns)
     check_size(no_op, len(patterns))
-    if C == 0.0 or not math.isfinite(C):  # ⟨Ω, x̄⟩ = C · 0 is to be 0
-        raise ValueError(f"C={C}: the extra coordinate tells outliers from the rest: a finite number other than 0")
+    if C == 0.0 or not math.isfinite(C):  # ⟨Ω, x̄⟩ = C · 0 must be 0
+        raise ValueError(f"C={C}: the extra coordinate, which marks outliers, must be finite and nonzero")
     mask = no_op.outliers.to(patterns.device)
     last = torch.zeros_like(patterns[:, :1])  # ω  [M, 1]
     heights = C * torch.arange(1, no_op.n + 1, dtype=patterns.dtype, device=patterns.device)  # [n]
@@ -162,10 +162,12 @@ def extend(patterns: Tensor, queries: Tensor, no_op: NoOp, C: float = 1.0) -> Ex
 def check_size(no_op: NoOp, size: int) -> None:
     if not isinstance(no_op, NoOp):
         raise TypeError(
-            f"no_op is a {type(no_op).__name__}: a NoOp is needed; NoOp.assign makes one from indices or a mask"
+            f"no_op is a {type(no_op).__name__}: expected a NoOp; NoOp.assign makes one from indices or a mask"
         )
     if len(no_op.outliers) != size:
-        raise ValueError(f"no_op classifies {len(no_op.outliers)} patterns and there are {size}: one entry for each")
+        raise ValueError(
+            f"no_op classifies {len(no_op.outliers)} patterns and there are {size}: expected one entry for each"
+        )
 
 
 def check_indices(indices: Tensor, size: int, name: str) -> Tensor:
@@ -173,21 +175,22 @@ def check_indices(indices: Tensor, size: int, name: str) -> Tensor:
     if indices.numel() == 0:  # [] as a tensor is float32
         return indices.reshape(-1).long()
     if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
-        raise TypeError(f"{name} has dtype {indices.dtype}: whole numbers are needed")
+        raise TypeError(f"{name} has dtype {indices.dtype}: expected integers")
     indices = indices.reshape(-1).long()
     wrong = indices[(indices < -size) | (indices >= size)]
     if len(wrong):
-        raise ValueError(f"{name} holds {int(wrong[0])} and there are {size} patterns: indices from 0 to {size - 1}")
+        raise ValueError(f"{name} holds {int(wrong[0])} and there are {size} patterns: choose from 0 to {size - 1}")
     return indices
 
 
 def _measured(patterns: Tensor, measure: str) -> Tensor:
     """Vectors whose inner products are the measure; half precision as float32."""
     if measure not in ("cosine", "dot"):
-        raise ValueError(f"measure={measure!r}: 'cosine' or 'dot' is needed")
+        raise ValueError(f"measure={measure!r}: choose 'cosine' or 'dot'")
     if patterns.dtype in (torch.float16, torch.bfloat16):
         patterns = patterns.float()
     if measure == "dot":
         return patterns
     norms = torch.linalg.vector_norm(patterns, dim=1, keepdim=True)
-    return patterns / torch.where(norms == 0, 1.0, norms)  # short ones too: torch's normalize leaves 1e-13 as it is
+    # torch's normalize would leave vectors of length 1e-13 as they are
+    return patterns / torch.where(norms == 0, 1.0, norms)

@@ -1,4 +1,4 @@
-"""Retrieval as an iteration: x ← T(x), each query for itself, until it rests."""
+"""Retrieval as an iteration: x ← T(x), each query separately, until it is at rest."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Retrieval", "Update", "iterate"]
 
 @dataclass(frozen=True, eq=False)
 class Retrieval:
-    """What a memory answers to queries x [..., d].
+    """The result of retrieval for queries x [..., d].
 
     Attributes:
         state: [..., d], the queries after their last update.
         steps: [...], how many updates each took.
         converged: [...], whether the last update moved the query by at most the tolerance.
         energy: [T + 1, ...], before the first and after each of the T updates, constant once a query
-            rests; None unless asked for.
-        no_op: [...], the no-op patterns' weight in the last update, n/(n + Σ exp) = 1 − γ; 0 for models
+            is at rest; None unless requested.
+        no_op: [...], the weight of the no-op patterns in the last update, n/(n + Σ exp) = 1 − γ; 0 for models
             without them.
     """
 
@@ -53,20 +53,20 @@ def iterate(
     trace: bool,
     agree: Callable[[Tensor], Tensor] = lambda stop: stop,
 ) -> Retrieval:
-    """``steps`` updates of every query, or (None) each query's updates until it moves no more.
+    """``steps`` updates of every query; with None, updates of each query until it is at rest.
 
-    A query that rests leaves the batch, so neither its result nor the work depends on the others.
-    ``agree`` lets several processes that iterate together take one decision about who stops.
+    A query at rest leaves the batch, so its result and cost do not depend on the other queries.
+    ``agree`` lets processes that iterate together agree on which queries stop.
     """
     limit = _check_steps(steps, tol, max_steps)
     lead, device = x.shape[:-1], x.device
-    # two roundings of one number differ by up to the dtype's resolution: closer than that none can come
+    # two roundings of one number may differ by the dtype's resolution
     tol = max(tol, torch.finfo(x.dtype).eps)
     state = x.reshape(-1, x.shape[-1])  # [Q, d]
     active = torch.arange(len(state), device=device)
     taken = torch.zeros(len(state), dtype=torch.long, device=device)
     converged = torch.zeros(len(state), dtype=torch.bool, device=device)
-    left: list[tuple[Tensor, Tensor, Tensor]] = []  # index, state, no_op of those that stopped
+    left: list[tuple[Tensor, Tensor, Tensor]] = []  # index, state, no_op of the queries that stopped
     energies: list[Tensor] = []
     for step in range(1, limit + 1):
         after = update(state)
@@ -74,7 +74,7 @@ def iterate(
         if after.energy is not None and trace:
             energies.append(energies[-1].index_copy(0, active, after.energy) if energies else after.energy)
         change, bound = _norm(new - state), tol * _norm(state).clamp(min=1.0)
-        # a NaN query is no closer to rest than another, but will never be: it stops as well
+        # a NaN query never comes to rest: it stops as well
         stop = ~(change > bound) if steps is None and step < limit else torch.full_like(active, step == limit).bool()
         stop = agree(stop)
         taken[active] = step
@@ -99,9 +99,9 @@ def iterate(
 
 
 def _trace(energies: list[Tensor], taken: Tensor, last: Tensor | None) -> Tensor:
-    """Energies before each update, then those of the final states, from where each query stopped on.  [T + 1, Q]"""
+    """Energies before each update, and those of the final states from where each query stopped.  [T + 1, Q]"""
     if last is None:
-        raise ValueError("trace=True: the update gives no energy")
+        raise ValueError("trace=True: the update returns no energy")
     stacked = torch.stack([*energies, last])
     step = torch.arange(len(stacked), device=last.device)
     return torch.where(step[:, None] >= taken, last, stacked)
@@ -115,13 +115,13 @@ def _check_steps(steps: int | None, tol: float, max_steps: int) -> int:
     """The largest number of updates."""
     for name, value in (("steps", 1 if steps is None else steps), ("max_steps", max_steps)):
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise TypeError(f"{name}={value!r}: a whole number is needed")
+            raise TypeError(f"{name}={value!r}: must be an integer")
     if isinstance(tol, bool) or not isinstance(tol, numbers.Real):
-        raise TypeError(f"tol={tol!r}: a number is needed")
+        raise TypeError(f"tol={tol!r}: must be a number")
     if steps is not None and steps < 1:
-        raise ValueError(f"steps={steps}: at least 1, or None to go on until each query rests")
+        raise ValueError(f"steps={steps}: must be at least 1, or None to update until every query is at rest")
     if max_steps < 1:
-        raise ValueError(f"max_steps={max_steps}: at least 1 is needed")
+        raise ValueError(f"max_steps={max_steps}: must be at least 1")
     if not tol >= 0.0:
-        raise ValueError(f"tol={tol}: a number not less than 0 is needed")
+        raise ValueError(f"tol={tol}: must not be negative")
     return max_steps if steps is None else steps

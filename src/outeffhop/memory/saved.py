@@ -1,10 +1,9 @@
-"""A memory as a safetensors file, written so that no moment finds it half done."""
+"""A memory as a safetensors file, written whole or not at all."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from outeffhop._io import whole_file
 from outeffhop._naming import check_utf8
 from outeffhop.memory.noop import NoOp
 
@@ -26,45 +26,39 @@ def save(path: str | os.PathLike[str], stored: Tensor, beta: float, method: str,
     target = Path(path)
     check_utf8("path", target)
     if target.is_dir():
-        raise ValueError(f"path={str(target)!r} is a folder: the name of a file is needed")
-    if target.exists() and not target.is_file():  # renaming a file there would take the device's place
-        raise ValueError(f"path={str(target)!r} is a device or a pipe: the name of a file is needed")
+        raise ValueError(f"path={str(target)!r} is a folder: give the name of a file")
+    if target.exists() and not target.is_file():  # renaming a file would replace the device
+        raise ValueError(f"path={str(target)!r} is a device or a pipe: give the name of a file")
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"path={str(target)!r}: there is no folder {str(target.parent)!r}; make it first")
+        raise FileNotFoundError(f"path={str(target)!r}: there is no folder {str(target.parent)!r}, create it first")
     tensors = {"patterns": stored.contiguous()}
     metadata = {"format": _FORMAT, "beta": repr(beta), "method": method}
     if no_op is not None:
         tensors["outliers"] = no_op.outliers.contiguous()
         metadata["distinct"] = str(no_op.distinct)
     metadata["sha256"] = _digest(tensors, metadata)
-    # in the same folder, since os.replace is atomic within one file system alone
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        save_file(tensors, beside, metadata)
-        with open(beside, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(beside, target)
-    except SafetensorError as error:  # its own name for what the system says
+        with whole_file(target) as side:
+            save_file(tensors, side, metadata)
+    except SafetensorError as error:  # safetensors' own name for an error of the system
         raise OSError(f"path={str(target)!r} could not be written: {error}") from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[tuple[Tensor, float, str, NoOp | None]]:
-    """Patterns, β, method and classification; whatever is wrong with them becomes a ValueError that names the file."""
+    """Gives patterns, β, method and no-op patterns; any error in them becomes a ValueError that names the file."""
     source = Path(path)
     check_utf8("path", source)
     if not source.is_file():
-        raise FileNotFoundError(f"path={str(source)!r}: there is no such file")
+        raise FileNotFoundError(f"path={str(source)!r}: no such file")
     try:
         with safe_open(source, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != _FORMAT:
                 raise ValueError(f"its format is {metadata.get('format')!r}, not {_FORMAT!r}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
             if metadata.pop("sha256", None) != _digest(tensors, metadata):
-                raise ValueError("its content is not what was written, by its checksum")
+                raise ValueError("its content does not match its checksum")
             no_op = NoOp(tensors["outliers"], metadata["distinct"] == "True") if "outliers" in tensors else None
             yield tensors["patterns"], float(metadata["beta"]), metadata["method"], no_op
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
@@ -72,7 +66,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[tuple[Tensor, float, str, 
 
 
 def _digest(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
-    """SHA-256 of everything: safetensors has no checksum, and a flipped bit is a pattern too."""
+    """SHA-256 of everything: safetensors has no checksum, and would read a flipped bit as another pattern."""
     total = hashlib.sha256(repr(sorted(metadata.items())).encode())
     for name, tensor in sorted(tensors.items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

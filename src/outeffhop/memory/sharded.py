@@ -1,8 +1,8 @@
-"""The same memory over the processes of torch.distributed: each holds a slice of the patterns.
+"""A memory over the processes of torch.distributed: each holds a slice of the patterns.
 
-Softmax over all patterns is a mean of the slices' softmax outputs, weighted by exp(lse) of each
-slice. So every process retrieves from its own slice with fused attention, and (output, lse) is all
-that travels: Q·(d + 2) numbers per update, however many patterns there are. The result is exact.
+Softmax over all patterns is the mean of the slices' softmax outputs, weighted by exp(lse) of each
+slice. So every process retrieves from its own slice with fused attention and sends only (output, lse):
+Q·(d + 2) numbers per update, for any number of patterns. The result is exact.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["ShardedMemory"]
 class ShardedMemory:
     """``HopfieldMemory`` over the ranks of a process group, for the softmax models.
 
-    Every rank makes it with its own patterns and calls it with the same queries; every rank gets the
-    same answer. Sparse, GSH and polynomial weights need all scores of a query at once and are refused.
+    Every rank creates it with its own patterns, calls it with the same queries and gets the same result.
+    Sparse, GSH and polynomial weights need all scores of a query at once and are not supported.
 
     Args:
         patterns: this rank's slice [m, d]; m may differ between ranks, and be 0 on some.
@@ -47,7 +47,7 @@ class ShardedMemory:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
-            raise ValueError("torch.distributed has no process group: init_process_group() first, or run by torchrun")
+            raise ValueError("torch.distributed has no process group: call init_process_group() first")
         self._group = group
         facts: dict[str, Any] = {}
         error: str | None = None
@@ -55,7 +55,7 @@ class ShardedMemory:
             facts = self._take(patterns, beta, method, no_op)
         except (ValueError, TypeError) as problem:
             error = str(problem)
-        # one rank that raised alone would leave the others waiting for it
+        # if only one rank raised, the others would wait for it
         everywhere: list[tuple[dict[str, Any], str | None]] = [({}, None)] * dist.get_world_size(group)
         dist.all_gather_object(everywhere, (facts, error), group=group)
         self._check(everywhere)
@@ -66,7 +66,7 @@ class ShardedMemory:
         count = None if no_op is None else (sum(f["outliers"] for f in each) if no_op.distinct else 1)
         normalizer = effective_normalizer(self.method, count)
         if not isinstance(normalizer, SoftmaxN):
-            raise ValueError(f"method={str(self.method)!r} is no softmax model")
+            raise ValueError(f"method={str(self.method)!r} is not a softmax model")
         self._normalizer = normalizer
 
     @classmethod
@@ -78,15 +78,15 @@ class ShardedMemory:
         no_op: NoOp | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> ShardedMemory:
-        """From patterns [M, d] that every rank has; each keeps its part, the first ranks one more where M is uneven."""
+        """From patterns [M, d] that every rank has: each keeps its slice, as ``Tensor.tensor_split`` cuts them."""
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        if isinstance(no_op, NoOp):  # of a wrong size it differs on some rank, and all ranks raise together
+        if isinstance(no_op, NoOp):  # a wrong size shows on some rank, and all ranks raise together
             no_op = NoOp(no_op.outliers.tensor_split(ranks)[rank], no_op.distinct)
         return cls(patterns.tensor_split(ranks)[rank], beta, method, no_op, group)
 
     @property
     def patterns(self) -> Tensor:
-        """This rank's patterns that take part in retrieval."""
+        """This rank's patterns without outliers."""
         return self._active
 
     @property
@@ -98,7 +98,7 @@ class ShardedMemory:
     def retrieve(
         self, x: Tensor, steps: int | None = 1, *, tol: float = 1e-4, max_steps: int = 1000, trace: bool = False
     ) -> Retrieval:
-        """As ``HopfieldMemory.retrieve``, without gradients; every rank calls it with the same queries."""
+        """Like ``HopfieldMemory.retrieve``, without gradients; every rank calls it with the same queries."""
         self._check_same(x)
         return iterate(self._update, x, steps, tol, max_steps, trace, agree=self._as_first_rank)
 
@@ -110,7 +110,7 @@ class ShardedMemory:
         return values.reshape(x.shape[:-1])  # type: ignore[union-attr]
 
     def __len__(self) -> int:
-        """All patterns of all ranks."""
+        """The number of patterns on all ranks."""
         return self._total
 
     def __repr__(self) -> str:
@@ -121,12 +121,12 @@ class ShardedMemory:
         )
 
     def _take(self, patterns: Tensor, beta: float, method: str | Method, no_op: NoOp | None) -> dict[str, Any]:
-        """This rank's arguments, checked; what the others need to know of them."""
+        """Checks this rank's arguments and returns what the other ranks need to know of them."""
         self.beta, self.method = check_beta(beta), check_method(method)
         if not isinstance(self.method.normalizer, SoftmaxN):
             raise ValueError(
-                f"method={str(self.method)!r}: its weights need all scores of a query at once, and slices hold theirs "
-                "apart; 'vanilla' and 'outeffhop' combine exactly. HopfieldMemory takes every method"
+                f"method={str(self.method)!r}: its weights need all scores of a query at once, and each rank has only "
+                "its own; use 'vanilla' or 'outeffhop', or HopfieldMemory, which takes every method"
             )
         stored = check_patterns(patterns, may_be_empty=True)
         active = stored
@@ -158,20 +158,20 @@ class ShardedMemory:
                 if here != first:
                     raise ValueError(f"rank {rank} has {name} {here} and rank 0 {first}: they must be the same")
         if sum(facts["active"] for facts, _ in everywhere) == 0:
-            raise ValueError("patterns: no rank has any that takes part; a memory holds at least one")
+            raise ValueError("patterns: no rank has any active pattern; a memory needs at least one")
 
     def _check_same(self, x: Tensor) -> None:
-        """Raises on every rank where x is wrong on one or not the same on all."""
+        """Raises on every rank if x is wrong on one or differs between ranks."""
         error: Exception | None = None
         try:
             check_queries(x, self._active)
             if x.requires_grad:
-                raise ValueError("x requires a gradient, which does not pass between ranks: give x.detach()")
+                raise ValueError("x requires a gradient, which cannot pass between ranks: give x.detach()")
         except (ValueError, TypeError) as problem:
             error = problem
-        # a digest of all bits in their order: sums would take the same queries in another order for equal
+        # a digest of all bits in order: sums would not notice queries in another order
         content = b"" if error is not None else x.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        digest = int.from_bytes(hashlib.sha256(content).digest()[:7])  # its negative fits into int64, too
+        digest = int.from_bytes(hashlib.sha256(content).digest()[:7])  # its negative fits into int64 as well
         facts = [0 if error is None else 1, x.numel() if error is None else 0, digest]
         both = torch.tensor([*facts, *(-f for f in facts)], device=self._active.device)
         dist.all_reduce(both, dist.ReduceOp.MAX, group=self._group)
@@ -181,11 +181,11 @@ class ShardedMemory:
         if highest[0]:
             raise ValueError("x was refused on another rank; the error there says why")
         if highest != lowest:
-            raise ValueError("x is not the same on all ranks: every rank gives the same queries")
+            raise ValueError("x is not the same on all ranks: give every rank the same queries")
 
     def _update(self, x: Tensor) -> Update:
         """One update of queries [Q, d], the same on every rank."""
-        # the no-op patterns are in no slice; they enter once, with the first rank's
+        # no slice holds the no-op patterns: the first rank counts them
         sink = self._normalizer.sink if dist.get_rank(self._group) == 0 else -math.inf
         if len(self._active):
             out, _, lse = fused_update(x, self._active, self.beta, sink)
@@ -202,7 +202,7 @@ class ShardedMemory:
         return Update(state, torch.exp(self._normalizer.sink - lse), value)
 
     def _as_first_rank(self, stop: Tensor) -> Tensor:
-        """Rank 0's decision about who stops: ranks of unlike hardware may round unlike, and must not part."""
+        """Rank 0's decision about which queries stop: ranks on different hardware may round differently."""
         decision = stop.to(torch.uint8)
         first = 0 if self._group is None else dist.get_global_rank(self._group, 0)
         dist.broadcast(decision, first, group=self._group)

@@ -1,9 +1,9 @@
 """The paper's bounds as functions: separation, retrieval error, capacity, generalization.
 
-Where a printed formula does not hold, the formula and a valid one stand side by side; docs/theory.md
-says which is which, with proofs and counterexamples. Patterns are the rows of a tensor [M, d].
+Where a printed formula does not hold, this module has it next to a valid one; docs/theory.md gives proofs and
+counterexamples. Patterns are the rows of a tensor [M, d].
 
-One fact carries most proofs: softmax1 over M patterns is softmax over these and one more at the origin.
+Most proofs rest on one fact: softmax1 over M patterns is softmax over them and one more at the origin.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import sys
 from dataclasses import dataclass
 
 import torch
-from scipy.special import wrightomega
 from torch import Tensor
 
+from outeffhop._naming import require
 from outeffhop.functional import logsumexp_n
 from outeffhop.memory.arguments import check_patterns
 
@@ -73,12 +73,12 @@ def gamma(patterns: Tensor, queries: Tensor, beta: float) -> Tensor:
 
 
 def delta(patterns: Tensor, queries: Tensor, beta: float) -> Tensor:
-    """δ(x) = −log(γ(x)) / β > 0, so that γ = exp(−βδ): [..., d] → [...]. Keeps its digits where γ rounds to 1."""
+    """δ(x) = −log(γ(x)) / β > 0, so that γ = exp(−βδ): [..., d] → [...]. Precise even where γ rounds to 1."""
     return -torch.nn.functional.logsigmoid(logsumexp_n(_scores(patterns, queries, beta), 0.0)) / beta
 
 
 def separation_threshold(count: int, beta: float, norm: float, radius: float, delta: float = 0.0) -> float:
-    """The Δ_μ that suffices: β⁻¹ ln(2(M − 1)m / R) + 2mR − δ.
+    """The Δ_μ that is sufficient: β⁻¹ ln(2(M − 1)m / R) + 2mR − δ.
 
     delta = 0 is the dense model's condition, delta > 0 the paper's for OutEffHop (its Lemma
     "well_sep"), which rests on an error bound that does not hold: see ``ball_error_bound``.
@@ -104,9 +104,9 @@ class ErrorBounds:
     """Upper bounds on ‖T(x) − ξ_μ‖ per query, each [...]."""
 
     dense: Tensor  # 2m(M−1) exp(−βΔ̃), for the dense model
-    printed: Tensor  # γ · dense: printed for OutEffHop; a bound on ‖T(x) − γξ_μ‖, not on the error
+    printed: Tensor  # γ · dense, as printed for OutEffHop: bounds ‖T(x) − γξ_μ‖, not the error
     valid: Tensor  # γ · dense + (1 − γ)‖ξ_μ‖, for OutEffHop
-    printed_proved: Tensor  # bool: where ``printed`` is proved to bound the error after all
+    printed_proved: Tensor  # bool: where ``printed`` does bound the error, provably
 
 
 def retrieval_error_bounds(
@@ -117,7 +117,7 @@ def retrieval_error_bounds(
     Args:
         queries: [..., d].
         target: the index μ of the pattern each query should retrieve, long [...].
-        radius: R of a sphere around ξ_μ that holds x, and the exponent is −β(Δ_μ − 2mR); by default
+        radius: R of a sphere around ξ_μ that contains x, for the exponent −β(Δ_μ − 2mR); by default
             the sharper −βΔ̃ with Δ̃ = ⟨ξ_μ, x⟩ − max_{ν≠μ} ⟨ξ_ν, x⟩.
     """
     _check_patterns(patterns, at_least=2)
@@ -127,7 +127,7 @@ def retrieval_error_bounds(
         wrong = f" with the value {int(outside[0])}" if len(outside) else ""
         raise ValueError(
             f"target of shape {tuple(target.shape)}{wrong}: "
-            f"one index in 0..{count - 1} per query, shape {tuple(queries.shape[:-1])}"
+            f"expected one index in 0..{count - 1} per query, shape {tuple(queries.shape[:-1])}"
         )
     wanted = patterns[target]  # [..., d]
     products = queries @ patterns.T  # [..., M]
@@ -138,7 +138,9 @@ def retrieval_error_bounds(
         distance = torch.linalg.vector_norm(queries - wanted, dim=-1)
         if (distance > radius * (1 + 1e-9)).any():
             furthest = float(distance.max())
-            raise ValueError(f"radius={radius}: a query lies {furthest} from its pattern; take a radius that holds it")
+            raise ValueError(
+                f"radius={radius}: a query is {furthest} away from its pattern; choose a radius at least as large"
+            )
         gap = separation(patterns)[target] - 2 * norm * radius
     lse = logsumexp_n(_scores(patterns, queries, beta), 0.0)
     mass, rest = torch.sigmoid(lse), torch.sigmoid(-lse)  # γ and 1 − γ, each to full precision
@@ -161,7 +163,7 @@ def ball_error_bound(patterns: Tensor, beta: float, radius: float, n: float = 1.
     """
     _check_positive(beta=beta, radius=radius)
     if not n >= 0.0:
-        raise ValueError(f"n={n}: the number of no-op patterns is not negative")
+        raise ValueError(f"n={n}: the number of no-op patterns must not be negative")
     norms: Tensor = torch.linalg.vector_norm(patterns, dim=-1)
     norm = largest_norm(patterns)
     others = 2 * norm * (len(patterns) - 1) * torch.exp(-beta * (separation(patterns) - 2 * norm * radius))
@@ -184,7 +186,7 @@ def corollary_conditions(dense: Tensor, target: Tensor, gamma: Tensor) -> Coroll
     lengths = torch.linalg.vector_norm(dense, dim=-1) * torch.linalg.vector_norm(target, dim=-1)
     return CorollaryConditions(
         exact=(gamma + 1) * dense.square().sum(-1) >= 2 * inner,
-        printed=(gamma + 1) / 2 * lengths >= inner,  # multiplied out: v = 0 has no angle
+        printed=(gamma + 1) / 2 * lengths >= inner,  # multiplied out, since v = 0 has no angle
     )
 
 
@@ -215,8 +217,8 @@ class CapacityBound:
     a: float
     b: float
     c: float
-    patterns: float  # the bound on M, not rounded; inf past 1.8e308, nan where the formula has no value
-    note: str = ""  # why the bound says nothing, if so
+    patterns: float  # the bound on M, not rounded; inf beyond 1.8e308, nan where the formula has no value
+    note: str = ""  # why the bound is vacuous, if it is
 
 
 def capacity_bound(
@@ -224,16 +226,16 @@ def capacity_bound(
 ) -> CapacityBound:
     """How many random patterns on the sphere of radius m in R^d are stored with probability ≥ 1 − p.
 
-    Valid with delta = 0 for the dense model and for OutEffHop alike. Stored: T maps the ball of
-    radius R around each pattern into itself.
+    Valid with delta = 0 for the dense model and for OutEffHop. A pattern is stored if T maps the ball of
+    radius R around it into itself.
 
     Args:
         norm: m. With m = K√(d − 1) and radius=None this is Theorem A5 of Ramsauer et al.
         failure: p.
         radius: R; a = 4/(d−1)·[ln(2√p m/R) + 2βmR − βδ], b = 4βm²/(5(d−1)); 1/(2βm) gives the largest
             bound. By default R = 1/(βMm); a = 2/(d−1)·[1 + ln(2βm²p) − βδ], b = 2βm²/(5(d−1)).
-        delta: what the paper's separation condition would add. It belongs to a query, and the condition
-            is not valid for OutEffHop: for comparison only.
+        delta: what the paper's separation condition would add, for comparison only: it depends on a query,
+            and the condition is not valid for OutEffHop.
     """
     _check_capacity(dim, beta, norm, failure)
     if radius is None:
@@ -244,16 +246,18 @@ def capacity_bound(
         share = 4 / (dim - 1)
         a = share * (math.log(2 * math.sqrt(failure) * norm / radius) + beta * (2 * norm * radius - delta))
     b = share * beta * norm**2 / 5
-    omega = float(wrightomega(a + math.log(b)))  # wrightomega(z) = W₀(e^z) for real z, and e^z never overflows
+    omega = float(
+        require("scipy.special").wrightomega(a + math.log(b))
+    )  # require("scipy.special").wrightomega(z) = W₀(e^z) for real z, and e^z never overflows
     c = b / omega if omega > 0.0 else math.inf
     log_patterns = 0.5 * math.log(failure) + (dim - 1) / 4 * math.log(c)
     patterns = math.exp(log_patterns) if log_patterns < _LOG_MAX else math.inf
     note = ""
     if patterns < 2:
-        note = "fewer than 2 patterns: the bound says nothing; raise beta, norm or dim"
-    # No two patterns are closer than the angle c^{−1/2}; balls that may overlap store nothing in particular.
+        note = "fewer than 2 patterns: the bound is vacuous; raise beta, norm or dim"
+    # No two patterns are closer than the angle c^{−1/2}. If their balls may overlap, nothing is stored.
     elif (radius or 1 / (beta * patterns * norm)) >= norm * math.sin(min(math.pi, c**-0.5) / 2):
-        note = "the balls around the patterns may overlap: the bound says nothing; raise beta or norm, or lower radius"
+        note = "the balls around the patterns may overlap: the bound is vacuous; raise beta or norm, or lower radius"
     return CapacityBound(a, b, c, patterns, note)
 
 
@@ -262,7 +266,7 @@ def printed_capacity_bound(
 ) -> CapacityBound:
     """The paper's formula to the letter: a = 4/(d−1)·{ln[2m²(√p − 1)/R] + 1 − δ/(2βmR)}, b = 4βm²/(5(d−1)).
 
-    √p − 1 ≤ 0 for every probability p: there is no value, and ``note`` says so.
+    √p − 1 ≤ 0 for every probability p, so it has no value; ``note`` says why.
     """
     _check_capacity(dim, beta, norm, failure)
     _check_positive(radius=radius)
@@ -274,7 +278,7 @@ def printed_capacity_bound(
 
 @dataclass(frozen=True)
 class NormBounds:
-    """The constants of assumptions A2 to A4: the least that given weights and memories satisfy."""
+    """The constants of assumptions A2 to A4: the smallest for given weights and memories."""
 
     key: float  # B_K = ‖W_Kᵀ‖₂, the spectral norm; no bound below uses it
     key_21: float  # B_K^{2,1} = ‖W_K‖_{2,1}
@@ -301,7 +305,7 @@ def norm_bounds(key_weight: Tensor, value_weight: Tensor, memory: Tensor) -> Nor
 
 @dataclass(frozen=True)
 class GeneralizationTerms:
-    """ε_gen ≤ Õ(rate). Õ hides constants and logarithms: rates compare settings, they bound no error."""
+    """ε_gen ≤ Õ(rate). Õ hides constants and logarithms: a rate compares settings, it does not bound an error."""
 
     e1: float
     e2: float
@@ -315,7 +319,7 @@ def generalization_terms(
     """E₁ = [B_V² B_Y⁴ (βB_K^{2,1})² log(dNM)]^{1/3}, E₂ = [B_Y² (B_V^{2,1})² log(dNM)]^{1/3}.
 
     The paper prints (``printed=True``) E₁ = [4 B_V² B_Y² (…)² log]^{1/3} and E₂ = [(B_V^{2,1})² log]^{1/3}: the B_Y of
-    the covering lemma is lost, and softmax1's Lipschitz constant is taken as 2 where it is 1.
+    the covering lemma is missing, and softmax1's Lipschitz constant is 2 instead of 1.
 
     Args:
         dim, samples, patterns: d, N, M.
@@ -335,7 +339,7 @@ def _scores(patterns: Tensor, queries: Tensor, beta: float) -> Tensor:
     _check_patterns(patterns)
     _check_positive(beta=beta)
     if queries.ndim == 0 or queries.shape[-1] != patterns.shape[1]:
-        raise ValueError(f"queries of shape {tuple(queries.shape)}: the last size is to be d={patterns.shape[1]}")
+        raise ValueError(f"queries of shape {tuple(queries.shape)}: the last size must be d={patterns.shape[1]}")
     return beta * (queries @ patterns.T)  # [..., M]
 
 
@@ -353,7 +357,7 @@ def _check_positive(**values: float) -> None:
 
 def _check_probability(failure: float) -> None:
     if not 0.0 < failure <= 1.0:
-        raise ValueError(f"failure={failure}: the probability of failure lies in (0, 1]")
+        raise ValueError(f"failure={failure}: the probability of failure must be in (0, 1]")
 
 
 def _check_capacity(dim: int, beta: float, norm: float, failure: float) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import lazy_loader
+import transformers.modeling_utils  # noqa: F401  # first: it triggers the registration, which imports what follows
 
 from outeffhop.models.registration import register
 
@@ -15,21 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["convert", "from_config", "SinkSchedule", "model_summary", "ModelSummary", "presets", "register"]
 
-_WHERE = {
-    "convert": "conversion",
-    "from_config": "conversion",
-    "SinkSchedule": "sink_schedule",
-    "model_summary": "summary",
-    "ModelSummary": "summary",
-}
-
-register()
-
-
-def __getattr__(name: str) -> Any:
-    """Names are loaded when they are first used."""
-    if name == "presets":
-        return import_module("outeffhop.models.presets")
-    if name in _WHERE:
-        return getattr(import_module(f"outeffhop.models.{_WHERE[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, _ = lazy_loader.attach(
+    __name__,
+    ["presets"],
+    {
+        "conversion": ["convert", "from_config"],
+        "sink_schedule": ["SinkSchedule"],
+        "summary": ["model_summary", "ModelSummary"],
+    },
+)

@@ -15,12 +15,12 @@ from outeffhop.models.hf_private import implementation, set_implementation
 from outeffhop.models.modules import (
     attention_modules,
     check,
-    extension_of,
     has_attention,
     hook_all,
     hopfield_layers,
     install,
     method_at,
+    state_of,
 )
 from outeffhop.models.persistence import annealing, describe
 from outeffhop.models.sink_schedule import FAR, SinkSchedule, movable, refuse_own_sinks
@@ -77,16 +77,16 @@ def convert(model: Model, method: str | Method, *, same_function: bool = False) 
     with torch.random.fork_rng(devices=[]):
         for module in modules:
             install(module, new)
-    extensions = [e for m in modules if (e := extension_of(m)) is not None]
-    for extension in extensions:
-        extension.release()
+    states = [e for m in modules if (e := state_of(m)) is not None]
+    for state in states:
+        state.release()
     hook_all(model)
     if same_function:
         if movable(new):
             SinkSchedule.to(new, steps=1).apply(model, 0)
-        for extension in extensions:
-            if isinstance(extension.sink, nn.Parameter):
-                nn.init.constant_(extension.sink, FAR)
+        for state in states:
+            if isinstance(state.sink, nn.Parameter):
+                nn.init.constant_(state.sink, FAR)
     describe(model)
     return model
 
@@ -102,8 +102,8 @@ def _own_configs(model: PreTrainedModel) -> None:
 
 def _check_start(model: PreTrainedModel, method: Method) -> None:
     for name, module in attention_modules(model).items():
-        old, extension = method_at(module), extension_of(module)
-        if old not in (None, METHODS["vanilla"].method) and not (extension is not None and annealing(extension)):
+        old, state = method_at(module), state_of(module)
+        if old not in (None, METHODS["vanilla"].method) and not (state is not None and annealing(state)):
             raise ValueError(
                 f"same_function=True starts from a softmax model, and {name} ({type(module).__name__}) has {old}: "
                 f"{method} would be a different function from the start; leave out same_function"

@@ -17,8 +17,9 @@ of gates and sinks. No official place serves both:
 While a model is loaded, ``torch.nn.modules.module.register_module_module_registration_hook`` (public) shows every
 attention module as it is built, so that its gates and sinks are there before the weights.
 
-Beside that, a few private names are read here, each behind a function: transformers keeps the attention implementation
-of a config in ``_attn_implementation``, and torch keeps the model inside a compiled one in ``_orig_mod``.
+Beside that, a few private names are used here, each behind a function: transformers keeps the attention implementation
+of a config in ``_attn_implementation`` and marks modules that it must not initialize with ``_is_hf_initialized``; torch
+keeps the model inside a compiled one in ``_orig_mod``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["implementation", "set_implementation", "is_compiled", "inside", "wrap_saving_and_loading"]
+__all__ = [
+    "implementation",
+    "set_implementation",
+    "mark_initialized",
+    "is_compiled",
+    "inside",
+    "wrap_saving_and_loading",
+]
 
 
 def implementation(config: PreTrainedConfig) -> Any:
@@ -42,6 +50,12 @@ def implementation(config: PreTrainedConfig) -> Any:
 def set_implementation(config: PreTrainedConfig, name: str | None) -> None:
     """Sets the attention implementation of one config, and not of those inside it as transformers' setter does."""
     config._attn_implementation_internal = name
+
+
+def mark_initialized(module: nn.Module) -> None:
+    """Tells transformers' initializers and loaders to leave the values of a module alone."""
+    for part in module.modules():
+        part._is_hf_initialized = True  # type: ignore[assignment]
 
 
 def is_compiled(model: nn.Module) -> bool:

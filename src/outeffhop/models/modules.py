@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 from outeffhop.methods import METHODS, Method, SoftmaxN
 from outeffhop.models.config_entry import KEY, method_of
-from outeffhop.models.extension import Extension
-from outeffhop.models.hf_private import implementation
+from outeffhop.models.hf_private import implementation, mark_initialized
 from outeffhop.models.recording import calls_of
-from outeffhop.nn import Gate, OutEffHop
+from outeffhop.nn import OutEffHop
+from outeffhop.state import Gate, MethodState
 
 __all__ = [
     "attention_modules",
     "hopfield_layers",
     "has_attention",
     "has_own_sinks",
-    "extension_of",
+    "state_of",
     "method_at",
     "method_in",
     "check",
@@ -30,14 +30,14 @@ __all__ = [
     "NAME",
 ]
 
-# The attribute of an attention module that holds its extension; it is part of the weights' names in a checkpoint.
+# The attribute of an attention module that holds its state; it is part of the weights' names in a checkpoint.
 NAME = KEY
 _HOOK = "_outeffhop_hook"  # the attribute of an attention module that holds the handle of its hook
 
 _QK_NORM = re.compile(r"(q|k|qk|query|key)_?(layer_?norm|norm|ln)|(layer_?norm|norm|ln)_?(q|k|qk|query|key)")
 
 
-def extension_of(module: nn.Module) -> Extension | None:
+def state_of(module: nn.Module) -> MethodState | None:
     found: Any = getattr(module, NAME, None)
     # not by class: adapters wrap modules in others that forward their attributes
     return found if isinstance(getattr(found, "method", None), Method) else None
@@ -66,9 +66,9 @@ def method_in(model: Any) -> Method | None:
 
 def method_at(module: Any) -> Method | None:
     """The method that an attention module runs; None for other implementations."""
-    running, extension = implementation(module.config), extension_of(module)
-    if extension is not None and extension.method.name == running:
-        return extension.method
+    running, state = implementation(module.config), state_of(module)
+    if state is not None and state.method.name == running:
+        return state.method
     return METHODS[running].method if running in METHODS else None
 
 
@@ -79,24 +79,15 @@ def hopfield_layers(model: nn.Module) -> dict[str, OutEffHop]:
 
 def install(module: nn.Module, method: Method, annealing: bool = False) -> None:
     """Gives an attention module a method; parameters that the old method shares with it keep their values."""
-    old = extension_of(module)
+    old = state_of(module)
     if old is not None and old.method == method:
         return
-    new = Extension(method, _embed_dim(module), num_heads(module), _head_dim(module), annealing, **place(module))
+    new = MethodState(method, _embed_dim(module), num_heads(module), _head_dim(module), annealing, **place(module))
+    mark_initialized(new)
     if old is not None:
-        _inherit(new, old)
+        new.inherit(old)
     setattr(module, NAME, new)
     _hook(module, new.extra)
-
-
-def _inherit(new: Extension, old: Extension) -> None:
-    if new.gate is not None and old.gate is not None and new.gate.spec == old.gate.spec:
-        new.gate = old.gate
-    if new.qk_norm is not None and old.qk_norm is not None:
-        new.qk_norm = old.qk_norm
-    for name in ("sink", "raw_alpha"):
-        if isinstance(getattr(new, name), nn.Parameter) and isinstance(getattr(old, name), nn.Parameter):
-            setattr(new, name, getattr(old, name))
 
 
 def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -104,39 +95,39 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
     A module-level function, so that it survives deepcopy and pickling.
     """
-    extension: Extension = getattr(module, NAME)
+    state: MethodState = getattr(module, NAME)
     running = implementation(module.config)
-    if running != extension.method.name:
+    if running != state.method.name:
         raise ValueError(
-            f"attn_implementation={running!r}, but this {type(module).__name__} has the method {extension.method} with "
+            f"attn_implementation={running!r}, but this {type(module).__name__} has the method {state.method} with "
             f"its own parameters: outeffhop.convert(model, 'vanilla') (or another method) removes them, "
-            f"model.set_attn_implementation({extension.method.name!r}) uses them"
+            f"model.set_attn_implementation({state.method.name!r}) uses them"
         )
-    if extension.gate is None:
+    if state.gate is None:
         return None
     hidden_states: Any = args[0] if args else kwargs.get("hidden_states")
-    _check_input(module, extension, hidden_states, kwargs)
+    _check_input(module, state, hidden_states, kwargs)
     mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
     # a mask that is not [B, H, L, L] is for cross attention or a cache and does not describe the input
-    head = extension.method.gate.gate == "head"  # type: ignore[union-attr]  # other gates ignore the mask
+    head = state.method.gate.gate == "head"  # type: ignore[union-attr]  # other gates ignore the mask
     square = head and isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[-1] == hidden_states.shape[-2]
-    return args, {**kwargs, "attn_gate": extension(hidden_states, mask if square else None)}
+    return args, {**kwargs, "attn_gate": state(hidden_states, mask if square else None)}
 
 
-def _check_input(module: nn.Module, extension: Extension, hidden_states: Any, kwargs: dict[str, Any]) -> None:
+def _check_input(module: nn.Module, state: MethodState, hidden_states: Any, kwargs: dict[str, Any]) -> None:
     """Refuses inputs that the gate cannot be predicted from."""
-    spec, kind = extension.method.gate, type(module).__name__
+    spec, kind = state.method.gate, type(module).__name__
     if spec is None or spec.gate == "constant":
         return
     size = hidden_states.shape[-1] if isinstance(hidden_states, Tensor) else None
-    if size != extension.embed_dim:
+    if size != state.embed_dim:
         raise ValueError(
-            f"{extension.method} cannot gate this {kind}: its gate is predicted from inputs of size "
-            f"{extension.embed_dim}, and the module gets {'no hidden_states' if size is None else f'size {size}'}; "
+            f"{state.method} cannot gate this {kind}: its gate is predicted from inputs of size "
+            f"{state.embed_dim}, and the module gets {'no hidden_states' if size is None else f'size {size}'}; "
             "use gate=constant, or a method without a gate"
         )
     if spec.gate == "head" and kwargs.get("is_causal"):  # some say it only in the call, such as CLIP's text model
-        raise ValueError(_future(f"{extension.method} cannot gate this {kind}"))
+        raise ValueError(_future(f"{state.method} cannot gate this {kind}"))
 
 
 def _future(what: str) -> str:
@@ -158,8 +149,8 @@ def _hook(module: nn.Module, wanted: bool) -> None:
 def hook_all(model: nn.Module) -> None:
     """Adds or removes hooks after ``hold`` or ``release``."""
     for module in attention_modules(model).values():
-        extension = extension_of(module)
-        _hook(module, extension is not None and extension.extra)
+        state = state_of(module)
+        _hook(module, state is not None and state.extra)
 
 
 def check(model: nn.Module, method: Method) -> None:

@@ -1,7 +1,7 @@
 """A model keeps its method through ``save_pretrained`` and ``from_pretrained``, or is refused.
 
-A model's attention modules know their method: by their extension, and by the implementation their config names.
-``describe`` writes it into ``model.config``, which transformers saves. ``restore`` adds the extensions when a model is
+A model's attention modules know their method: by their state, and by the implementation their config names.
+``describe`` writes it into ``model.config``, which transformers saves. ``restore`` adds the states when a model is
 built from such a config, before its weights are loaded. ``check_loaded`` refuses what does not match.
 """
 
@@ -15,20 +15,20 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from outeffhop.methods import METHODS, Method
 from outeffhop.models.config_entry import KEY, entry_of, is_annealing, method_of, named_method, with_inner, write
-from outeffhop.models.extension import Extension
 from outeffhop.models.hf_private import implementation
-from outeffhop.models.modules import NAME, extension_of, hopfield_layers, install
+from outeffhop.models.modules import NAME, hopfield_layers, install, state_of
 from outeffhop.models.recording import calls_of
 from outeffhop.nn import OutEffHop
+from outeffhop.state import MethodState
 
 __all__ = ["describe", "restore", "check_loaded", "annealing"]
 
 _FIELD = "attn_implementation"  # transformers reads this field of config.json when it loads a model
 
 
-def annealing(extension: Extension) -> bool:
-    """Whether a schedule is moving the sink or the gate of an extension; they are buffers until it ends."""
-    return any(True for _ in extension.buffers())
+def annealing(state: MethodState) -> bool:
+    """Whether a schedule is moving the sink or the gate of a state; they are buffers until it ends."""
+    return any(True for _ in state.buffers())
 
 
 def describe(model: PreTrainedModel) -> None:
@@ -68,12 +68,12 @@ def describe(model: PreTrainedModel) -> None:
 
 def _method_to_save(name: str, module: Any) -> tuple[Method | None, bool]:
     """The method to restore an attention module with, and whether a schedule is moving it."""
-    extension, running = extension_of(module), implementation(module.config)
-    if extension is not None and (extension.method.name == running or extension.extra):
-        return extension.method, annealing(extension)
+    state, running = state_of(module), implementation(module.config)
+    if state is not None and (state.method.name == running or state.extra):
+        return state.method, annealing(state)
     if running in METHODS:
         return method_of(module.config), False
-    if extension is None and entry_of(module.config) is not None:
+    if state is None and entry_of(module.config) is not None:
         raise ValueError(
             f"config.{KEY}={getattr(module.config, KEY)!r}, but {name} runs {running!r}: the model was built without "
             f"the method; build it with outeffhop.from_config, or without config.{KEY}"
@@ -107,7 +107,7 @@ def _implementations(config: PreTrainedConfig) -> Any:
 
 
 def restore(module: nn.Module) -> None:
-    """Adds the extension that the config of a new attention module names; does nothing to other modules."""
+    """Adds the state that the config of a new attention module names; does nothing to other modules."""
     config = getattr(module, "config", None)
     if not isinstance(config, PreTrainedConfig) or getattr(config, KEY, None) is None:
         return
@@ -165,6 +165,11 @@ def _check_weights(model: PreTrainedModel, info: dict[str, Any]) -> None:
     ours["unexpected_keys"] = [name for name in ours["unexpected_keys"] if layers or _has_module_of(name, model)]
     method = next(iter(layers.values())).method if layers else method_of(model.config)
     at = model.config.name_or_path
+    if _former(info.get("unexpected_keys", ()), layers):
+        raise ValueError(
+            f"{at!r} was saved by outeffhop 0.1.0, which named its gates and sinks differently: load it with "
+            "that version"
+        )
     for kind in ("missing_keys", "mismatched_keys"):
         if ours[kind]:
             raise ValueError(
@@ -182,14 +187,17 @@ def _check_weights(model: PreTrainedModel, info: dict[str, Any]) -> None:
 
 
 def _ours(names: Any, layers: dict[str, OutEffHop]) -> list[str]:
-    """The names of gates, sinks, α and QK-norm among a checkpoint's: in extensions, or in Hopfield layers."""
+    """The names of gates, sinks, α and QK-norm among a checkpoint's: in states, or in Hopfield layers."""
     flat = [name if isinstance(name, str) else name[0] for name in names]
-    inner = tuple(
-        f"{layer}.{part}"
-        for layer in layers
-        for part in ("gate.", "association.sink", "association.raw_alpha", "association.qk_norm.")
-    )
+    inner = tuple(f"{layer}.state." for layer in layers)
     return [name for name in flat if f".{NAME}." in f".{name}" or (inner and name.startswith(inner))]
+
+
+def _former(names: Any, layers: dict[str, OutEffHop]) -> bool:
+    """Whether a checkpoint's names are those that outeffhop 0.1.0 gave to gates, sinks, α and QK-norm of layers."""
+    parts = ("gate.", "association.sink", "association.raw_alpha", "association.qk_norm.")
+    former = tuple(f"{layer}.{part}" for layer in layers for part in parts)
+    return any(name.startswith(former) for name in names)
 
 
 def _has_module_of(weight: str, model: PreTrainedModel) -> bool:

@@ -13,12 +13,12 @@ from outeffhop.methods import Method
 from outeffhop.models.hf_private import implementation, inside
 from outeffhop.models.modules import (
     attention_modules,
-    extension_of,
     has_attention,
     has_own_sinks,
     hook_all,
     method_in,
     place,
+    state_of,
 )
 from outeffhop.models.persistence import annealing, describe
 
@@ -98,22 +98,22 @@ class SinkSchedule:
         if _has_fixed_sink(method) and sink != self.end:
             raise ValueError(f"end={self.end} is not the sink of {method}, which is {sink}: give end={sink}")
         modules = attention_modules(model).values()
-        extensions = [(m, e) for m in modules if (e := extension_of(m)) is not None and e.method == method]
-        done, moving = step >= self.steps, any(annealing(extension) for _, extension in extensions)
+        states = [(m, e) for m in modules if (e := state_of(m)) is not None and e.method == method]
+        done, moving = step >= self.steps, any(annealing(state) for _, state in states)
         if done and not moving:
             return
         refuse_own_sinks(model, method)
-        if len(extensions) < len(modules):
+        if len(states) < len(modules):
             raise ValueError(
                 f"attn_implementation={method.name!r} was set, but the attention modules have no tensors to move: "
                 f"outeffhop.convert(model, {str(method)!r}) first"
             )
-        for module, extension in extensions:
+        for module, state in states:
             if done:
-                extension.release()
+                state.release()
             else:
-                extension.hold(**place(module))
-                extension.move(self.at(step), self.progress(step), self.start)
+                state.hold(**place(module))
+                state.move(self.at(step), self.progress(step), self.start)
         if done or not moving:
             hook_all(model)
             describe(model)

@@ -1,4 +1,4 @@
-"""What a model is made of: its method, its heads, and the parameters the method adds."""
+"""A summary of a model: its method, its heads, and the parameters that the method adds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from outeffhop.models.extension import Extension
 from outeffhop.models.hf_private import implementation
-from outeffhop.models.modules import attention_modules, extension_of, hopfield_layers, method_in, num_heads
-from outeffhop.nn.association import Association
+from outeffhop.models.modules import attention_modules, hopfield_layers, method_in, num_heads, state_of
+from outeffhop.state import MethodState
 
 __all__ = ["ModelSummary", "model_summary"]
 
@@ -22,12 +21,12 @@ class ModelSummary:
     Attributes:
         model: its class.
         method: as ``Method`` writes it, or the name of another attention implementation.
-        layers: how many attention modules it has.
-        heads: query heads of each.
-        parameters: all of them, shared ones once, the method's included.
-        gate_parameters: those of the gates.
-        sink_parameters: learned sinks, and learned α.
-        norm_parameters: QK-norm's factors.
+        layers: the number of attention modules.
+        heads: the query heads of each.
+        parameters: all parameters, including the method's; shared ones count once.
+        gate_parameters: the parameters of the gates.
+        sink_parameters: the learned sinks and α.
+        norm_parameters: the factors of QK-norm.
     """
 
     model: str
@@ -41,7 +40,7 @@ class ModelSummary:
 
     @property
     def extra_parameters(self) -> int:
-        """What the method adds."""
+        """The parameters that the method adds."""
         return self.gate_parameters + self.sink_parameters + self.norm_parameters
 
     def __str__(self) -> str:
@@ -61,29 +60,27 @@ class ModelSummary:
 
 
 def model_summary(model: PreTrainedModel) -> ModelSummary:
-    """The method of a model, its size, and what the method adds to it."""
+    """The method of a model, its size, and the parameters that the method adds."""
     layers = hopfield_layers(model)
     if layers:
         heads = [layer.num_heads for layer in layers.values()]
         named = str(next(iter(layers.values())).method)
-        gates = [layer.gate for layer in layers.values()]
-        homes: list[Association | Extension] = [layer.association for layer in layers.values()]
+        states: list[MethodState] = [layer.state for layer in layers.values()]
     else:
         modules = attention_modules(model)
         heads = [num_heads(module) for module in modules.values()]
         method = method_in(model)
         named = str(implementation(model.config) if method is None else method)
-        extensions = [e for e in map(extension_of, modules.values()) if e is not None]
-        gates, homes = [e.gate for e in extensions], [*extensions]
+        states = [state for state in map(state_of, modules.values()) if state is not None]
     return ModelSummary(
         model=type(model).__name__,
         method=named,
         layers=len(heads),
         heads=tuple(heads),
         parameters=_count(model),
-        gate_parameters=sum(map(_count, gates)),
-        sink_parameters=sum(p.numel() for h in homes for p in (h.sink, h.raw_alpha) if isinstance(p, nn.Parameter)),
-        norm_parameters=sum(_count(h.qk_norm) for h in homes),
+        gate_parameters=sum(_count(s.gate) for s in states),
+        sink_parameters=sum(p.numel() for s in states for p in (s.sink, s.raw_alpha) if isinstance(p, nn.Parameter)),
+        norm_parameters=sum(_count(s.qk_norm) for s in states),
     )
 
 

@@ -1,50 +1,42 @@
-"""The Hopfield update inside a layer: queries, keys and values in heads, any method, β, steps."""
+"""The Hopfield update inside a layer: queries, keys and values in heads, β, one or several steps."""
 
 from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outeffhop.methods import Method
-from outeffhop.nn.qk_norm import QkNorm
-from outeffhop.ops import attention, eager_attention
+from outeffhop.state import MethodState, attend
 
 __all__ = ["Association"]
 
 
 class Association(nn.Module):
-    """q ← w(β q kᵀ) k for all updates but the last, w(β q kᵀ) v in the last.
+    """q ← w(β q kᵀ) k in every update except the last, which gives w(β q kᵀ) v.
 
     With QK-norm, queries and patterns are normalized as they come in; the updates run among normalized patterns.
-    β, the learned sink, the learned α and QK-norm's factors are registered: they are saved, moved and (where
-    learned) trained.
+    β is a parameter where it is learned, else a buffer: it is saved and moved with the layer.
 
     Args:
         num_heads: H.
-        method: how scores become weights; its gate, if any, is the layer's business.
-        beta: the start value of β, one or one per head.
+        beta: the start value of β.
         learn_beta: β is trained, as its logarithm, so that it stays positive.
         beta_per_head: one β for each head.
-        steps: how many updates; None goes on until each query rests.
-        tol: at rest is a query that an update moves by at most tol·max(1, ‖q‖), with tol no less than the
-            dtype's resolution.
-        max_steps: where steps=None gives up.
+        steps: how many updates; None repeats them until every query is at rest.
+        tol: a query is at rest once an update moves it by at most tol·max(1, ‖q‖); a tol below the
+            dtype's resolution is raised to that.
+        max_steps: the limit with steps=None.
         dropout: on the weights of the last update, while training.
     """
-
-    sink: nn.Parameter | None
-    raw_alpha: nn.Parameter | None
-    qk_norm: QkNorm | None
 
     def __init__(
         self,
         num_heads: int,
-        method: str | Method = "outeffhop",
         *,
         beta: float = 1.0,
         learn_beta: bool = False,
@@ -59,63 +51,38 @@ class Association(nn.Module):
         super().__init__()
         for name, value in (("steps", 1 if steps is None else steps), ("max_steps", max_steps)):
             if not isinstance(value, numbers.Integral):
-                raise TypeError(f"{name}={value!r}: a whole number is needed")
+                raise TypeError(f"{name}={value!r}: must be an integer")
         if not 0.0 < beta < math.inf:
-            raise ValueError(f"beta={beta}: the inverse temperature is finite and greater than 0")
+            raise ValueError(f"beta={beta}: the inverse temperature must be finite and greater than 0")
         if steps is not None and steps < 1:
-            raise ValueError(f"steps={steps}: at least 1, or None to go on until each query rests")
+            raise ValueError(f"steps={steps}: must be at least 1, or None to update until every query is at rest")
         if max_steps < 1:
-            raise ValueError(f"max_steps={max_steps}: at least 1 is needed")
+            raise ValueError(f"max_steps={max_steps}: must be at least 1")
         if not tol > 0.0:
-            raise ValueError(f"tol={tol}: a number greater than 0 is needed")
+            raise ValueError(f"tol={tol}: must be greater than 0")
         if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout={dropout}: a probability in [0, 1) is needed")
+            raise ValueError(f"dropout={dropout}: must be a probability in [0, 1)")
         self.num_heads = num_heads
         self.steps, self.tol, self.max_steps, self.dropout = steps, tol, max_steps, dropout
-        kept = {"device": device, "dtype": dtype}
-        log_beta = torch.full((num_heads,) if beta_per_head else (), math.log(beta), **kept)  # type: ignore[arg-type]
+        self.first_beta = beta
+        log_beta = torch.empty((num_heads,) if beta_per_head else (), device=device, dtype=dtype)
         if learn_beta:
             self.log_beta = nn.Parameter(log_beta)
         else:
             self.register_buffer("log_beta", log_beta)
-        self.register_parameter("sink", None)
-        self.register_parameter("raw_alpha", None)
-        self.register_module("qk_norm", None)
-        self.set_method(method)
+        self.reset_parameters()
 
-    def set_method(self, method: str | Method) -> None:
-        """Another way from scores to weights; what both ways learn keeps its values."""
-        self.method = Method.parse(method)
-        normalizer = self.method.normalizer
-        kept: dict[str, Any] = {"device": self.log_beta.device, "dtype": self.log_beta.dtype}
-        if normalizer.learns != "sink":
-            self.sink = None
-        elif self.sink is None:
-            self.sink = nn.Parameter(torch.full((self.num_heads,), normalizer.start, **kept))
-        if normalizer.learns != "alpha":
-            self.raw_alpha = None
-        elif self.raw_alpha is None:
-            # α = 1 + softplus(raw) stays above 1
-            self.raw_alpha = nn.Parameter(torch.full((), math.log(math.expm1(normalizer.start - 1.0)), **kept))
-        if self.method.qk_norm == "none":
-            self.qk_norm = None
-        elif self.qk_norm is None:
-            self.qk_norm = QkNorm(self.num_heads, **kept)
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.log_beta, math.log(self.first_beta))
 
     @property
     def beta(self) -> Tensor:
         """β, a scalar or [H]."""
         return self.log_beta.exp()
 
-    @property
-    def learned(self) -> Tensor | None:
-        """What the normalizer learns: the sink [H], or α."""
-        if self.raw_alpha is not None:
-            return 1.0 + nn.functional.softplus(self.raw_alpha)
-        return self.sink
-
     def forward(
         self,
+        state: MethodState,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -125,11 +92,13 @@ class Association(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """[B, H, L, d], [B, H, S, d], [B, H, S, dv] → [B, H, L, dv] and, on request, the last weights [B, H, L, S].
 
-        ``mask`` is as for ``attention``: bool (True takes part) or additive.
+        Args:
+            state: the method, which turns scores into weights; its gate is left to the layer.
+            mask: as for ``attention``, bool (True: attend) or additive.
         """
-        if self.qk_norm is not None:
-            query, key = self.qk_norm(query, key)
-        update = partial(self._update, key=key, mask=mask, is_causal=is_causal)
+        if state.qk_norm is not None:
+            query, key = state.qk_norm(query, key)
+        update = partial(self._update, state, key=key, mask=mask, is_causal=is_causal)
         if self.steps is None:
             query = self._to_rest(query, key, update)
         else:
@@ -138,30 +107,14 @@ class Association(nn.Module):
         dropout = self.dropout if self.training else 0.0
         return update(query, value=value, dropout_p=dropout, need_weights=need_weights)
 
-    def _update(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        is_causal: bool,
-        dropout_p: float = 0.0,
-        need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        normalizer, learned = self.method.normalizer, self.learned
+    def _update(self, state: MethodState, query: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
         beta = self.beta.to(query.dtype)
         query = query * (beta[:, None, None] if beta.dim() else beta)
-        if normalizer.sink is not None and not need_weights:
-            sink = normalizer.sink if learned is None else learned
-            out = attention(query, key, value, mask, dropout_p, is_causal, 1.0, sink=sink)
-            return out, None  # type: ignore[return-value]
-        weigh = partial(normalizer, learned=learned)
-        out, weights = eager_attention(query, key, value, weigh, mask, dropout_p, is_causal, 1.0)
-        return out, weights if need_weights else None
+        return attend(state.method.normalizer, query, scale=1.0, learned=state.learned, **options)
 
-    def _to_rest(self, query: Tensor, key: Tensor, update: partial[tuple[Tensor, Tensor | None]]) -> Tensor:
-        """All updates but the last. A query at rest stays as it is, whatever the others still do."""
-        tol = max(self.tol, torch.finfo(query.dtype).eps)  # closer no two roundings of one number can come
+    def _to_rest(self, query: Tensor, key: Tensor, update: Callable[..., tuple[Tensor, Tensor | None]]) -> Tensor:
+        """All updates except the last. A query at rest no longer changes while the others do."""
+        tol = max(self.tol, torch.finfo(query.dtype).eps)  # two roundings of one number may differ by that
         resting = torch.zeros(query.shape[:-1], dtype=torch.bool, device=query.device)
         for _ in range(self.max_steps - 1):
             new, _ = update(query, value=key)
@@ -175,4 +128,4 @@ class Association(nn.Module):
         return query
 
     def extra_repr(self) -> str:
-        return f"{self.method}, num_heads={self.num_heads}, steps={self.steps}, dropout={self.dropout}"
+        return f"num_heads={self.num_heads}, steps={self.steps}, dropout={self.dropout}"

@@ -1,8 +1,8 @@
 """Weights of the older Hopfield-layer library (``hflayers``) → layers of this package.
 
 Its ``Hopfield``, ``HopfieldPooling`` and ``HopfieldLayer`` become OutEffHop, OutEffHopPooling and
-OutEffHopLayer with the same outputs under method "vanilla". What that library computes wrongly (β
-per head, static patterns in several heads, whose samples leak into each other) is refused, not imitated.
+OutEffHopLayer with the same outputs under method "vanilla". What that library computes wrongly raises an error
+instead: β per head, and static patterns in several heads, where samples leak into each other.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ def from_hflayers(
 ) -> OutEffHop | OutEffHopPooling | OutEffHopLayer:
     """A layer with the weights of an hflayers module, from its ``state_dict()``.
 
-    A state dict does not say everything: give the arguments the module was made with, by that library's
-    names. Its outputs differ in shape in one place: HopfieldPooling flattens [B, quantity, size].
+    A state dict does not say everything: give the arguments that the module was made with, under that library's
+    names. The outputs differ in one shape: HopfieldPooling flattens [B, quantity, size].
 
     Args:
         state_dict: of a Hopfield, HopfieldPooling or HopfieldLayer.
-        num_heads, scaling, update_steps_max, update_steps_eps, batch_first, dropout, add_zero_association: as there.
+        num_heads, scaling, update_steps_max, update_steps_eps, batch_first, dropout, add_zero_association: its own.
         connected: its ``pattern_projection_as_connected``.
         method: "vanilla" computes what that library does.
     """
     if scaling is not None and not isinstance(scaling, int | float):
         raise TypeError(
             f"scaling is a {type(scaling).__name__}: that library applies one β per head to the wrong columns, so "
-            "there is no output to reproduce; give a number, or make the layer anew with beta_per_head=True"
+            "there is no output to reproduce; give a number, or make a new layer with beta_per_head=True"
         )
     learned = {k.rsplit(".", 1)[-1]: v for k, v in state_dict.items() if not k.startswith("hopfield.")}
     wrapped = any(k.startswith("hopfield.") for k in state_dict)
@@ -57,8 +57,8 @@ def from_hflayers(
     core = {k.removeprefix("association_core."): v for k, v in state.items() if k.startswith("association_core.")}
     if not core:
         raise ValueError(
-            f"state_dict has no entry association_core.*, but {', '.join(sorted(state_dict)[:5]) or 'nothing'}: "
-            "the state_dict() of an hflayers module is needed"
+            f"state_dict has no entry association_core.*, only {', '.join(sorted(state_dict)[:5]) or 'nothing'}: "
+            "expected the state_dict() of an hflayers module"
         )
     if "p_norm_weight" in core:
         raise ValueError("state_dict holds p_norm_weight: normalize_hopfield_space has no counterpart here")
@@ -78,7 +78,7 @@ def from_hflayers(
         dtype=weights["q"].dtype,
         method=method,
         beta=1.0 / math.sqrt(hidden // num_heads) if scaling is None else float(scaling),
-        # one update is its update_steps_max = 0
+        # update_steps_max = 0 means one update
         steps=None if update_steps_max is None else update_steps_max + 1,
         tol=update_steps_eps,
         connected=connected,
@@ -94,14 +94,14 @@ def from_hflayers(
     prefix = "" if isinstance(layer, OutEffHop) else "hopfield."
     new |= {prefix + k: v for k, v in _renamed(state, core, weights, connected).items()}
     fresh = layer.state_dict()  # β, sinks and gates are not in that library's state
-    layer.load_state_dict({**{k: v for k, v in fresh.items() if "association." in k or "gate." in k}, **new})
+    layer.load_state_dict({**{k: v for k, v in fresh.items() if "association." in k or "state." in k}, **new})
     return layer
 
 
 def _layer(
     learned: Mapping[str, Tensor], embed_dim: int, num_heads: int, options: dict[str, Any]
 ) -> tuple[OutEffHop | OutEffHopPooling | OutEffHopLayer, dict[str, Tensor]]:
-    """The layer the learned tensors ask for, and what of them goes into its state."""
+    """The layer that the learned tensors belong to, and those tensors under its names."""
     if "pooling_weights" in learned:
         queries = learned["pooling_weights"].flatten(0, 1)
         pooling = OutEffHopPooling(embed_dim, num_heads, quantity=len(queries), project_query=True, **options)
@@ -124,14 +124,14 @@ def _projections(core: Mapping[str, Tensor], connected: bool) -> dict[str, Tenso
         if rows % 3:
             raise ValueError(
                 f"in_proj_weight has {rows} rows of {columns}, not three projections: static patterns in a packed "
-                "projection are not supported; make the layer anew with project_query/key/value=False"
+                "projection are not supported; make a new layer with project_query/key/value=False"
             )
         return dict(zip("qkv", parts, strict=True))
     missing = [name for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight") if name not in core]
     if missing:
         raise ValueError(
             f"state_dict has no {', '.join(missing)}: static patterns are not supported, since that library lets "
-            "samples leak into each other there; make the layer anew with project_query/key/value=False"
+            "samples leak into each other there; make a new layer with project_query/key/value=False"
         )
     return {name: core[f"{name}_proj_weight"] for name in "qkv"}
 
@@ -141,7 +141,7 @@ def _normalizes(state: Mapping[str, Tensor], connected: bool) -> bool:
     there = [f"{name}.weight" in state for name in names]
     if any(there) and not all(there):
         raise ValueError(
-            "state_dict normalizes some of query, key and value: here all three are, or none; missing are "
+            "state_dict normalizes only some of query, key and value, and OutEffHop all or none; missing: "
             + ", ".join(n for n, t in zip(names, there, strict=True) if not t)
         )
     if connected and all(there):
@@ -151,7 +151,7 @@ def _normalizes(state: Mapping[str, Tensor], connected: bool) -> bool:
         )
         if not same:
             raise ValueError(
-                "connected=True takes values from the keys, but state_dict normalizes the two differently "
+                "connected=True computes the values from the keys, but state_dict normalizes the two differently "
                 "(norm_stored_pattern, norm_pattern_projection)"
             )
     return all(there)

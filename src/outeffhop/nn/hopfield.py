@@ -1,4 +1,4 @@
-"""OutEffHop, the Hopfield update as a layer; learned.py beside it has the two with learned queries or patterns."""
+"""OutEffHop, the Hopfield update as a layer; pooling.py and lookup.py have the two with learned queries or patterns."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from torch import Tensor, nn
 
 from outeffhop.methods import Method
 from outeffhop.nn.association import Association
-from outeffhop.nn.gate import Gate, gated
 from outeffhop.nn.masks import merge_masks
+from outeffhop.state import MethodState
+from outeffhop.state.gate import gated
 
-__all__ = ["OutEffHop", "check_quantity"]
+__all__ = ["OutEffHop", "learned_patterns"]
 
 
 class OutEffHop(nn.Module):
     """Z = softmax1(β R W_Q (Y W_K)ᵀ) V: the Hopfield update of queries R on stored patterns Y, in heads.
 
-    It takes what ``torch.nn.MultiheadAttention`` takes, means the same by it (masks: True is ignored;
-    ``batch_first`` is False by default) and drops into code written for that, with one difference:
-    weights are given on request only, since fused attention does not have them.
+    The arguments are those of ``torch.nn.MultiheadAttention`` with the same meaning (masks: True is ignored;
+    ``batch_first`` is False by default), so the layer fits into code written for that. One difference:
+    weights are returned only on request, since fused attention does not have them.
 
     Args:
         embed_dim: the size of queries, and by default of everything else.
         num_heads: H.
         dropout: on the association weights.
-        bias: projections have biases.
-        add_bias_kv: a learned key and value beside those given.
-        add_zero_attn: a zero key and value beside those given. (softmax1 has this built in.)
-        kdim, vdim: the sizes of keys and values, where they differ.
+        bias: gives the projections biases.
+        add_bias_kv: adds a learned key and value.
+        add_zero_attn: adds a zero key and value. (softmax1 has this built in.)
+        kdim, vdim: the sizes of keys and values, if they differ from embed_dim.
         batch_first: [B, L, size] instead of [L, B, size].
         method: any method, with or without a gate.
         beta: β, by default 1/√head_dim; ``learn_beta`` trains it, ``beta_per_head`` gives each head its own.
-        steps, tol, max_steps: updates of the query, a number of them or (None) until it rests.
-        connected: V = K W_V, the paper's, instead of V = Y W_V.
+        steps, tol, max_steps: how many updates of the query; steps=None updates it until it is at rest.
+        connected: V = K W_V, as in the paper, instead of V = Y W_V.
         project_query, project_key, project_value, out_projection: False leaves the projection out. Without
-            any, nothing is learned: memory retrieval (see ``retrieval``).
+            any of them the layer learns nothing and retrieves memories (see ``retrieval``).
         head_dim: the association space's size per head, by default embed_dim / num_heads.
         value_head_dim: the values' size per head, by default head_dim.
         out_dim: the output's size, by default embed_dim.
-        normalize: LayerNorm on queries, keys and values as they come in.
+        normalize: applies LayerNorm to the queries, keys and values given.
     """
 
-    # what code around nn.MultiheadAttention asks before it takes a path of its own past forward();
-    # None keeps it from doing so
+    # nn.TransformerEncoderLayer checks these before it bypasses forward(); with these values it does not
     in_proj_bias: None = None
     _qkv_same_embed_dim = False
 
@@ -92,12 +92,12 @@ class OutEffHop(nn.Module):
         )
         for name, size in sizes.items():
             if size is not None and (isinstance(size, bool) or not hasattr(size, "__index__")):
-                raise TypeError(f"{name}={size!r}: a whole number is needed")
+                raise TypeError(f"{name}={size!r}: must be an integer")
             if size is not None and size < 1:
-                raise ValueError(f"{name}={size}: at least 1 is needed")
+                raise ValueError(f"{name}={size}: must be at least 1")
         if head_dim is None and embed_dim % num_heads:
             raise ValueError(
-                f"embed_dim={embed_dim} does not divide by num_heads={num_heads}: choose ones that do, or give head_dim"
+                f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}: change one, or give head_dim"
             )
         kept: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
@@ -122,7 +122,6 @@ class OutEffHop(nn.Module):
         self.norm_value = nn.LayerNorm(self.vdim, **kept) if normalize and not connected else nn.Identity()
         self.association = Association(
             num_heads,
-            method,
             beta=1.0 / math.sqrt(self.head_dim) if beta is None else beta,
             learn_beta=learn_beta,
             beta_per_head=beta_per_head,
@@ -132,36 +131,40 @@ class OutEffHop(nn.Module):
             dropout=dropout,
             **kept,
         )
-        self.gate: Gate | None = None
-        self.set_method(self.association.method)
+        self.state = self._new_state(Method.parse(method))
         self.reset_parameters()
 
     @property
     def method(self) -> Method:
-        return self.association.method
+        return self.state.method
 
     def set_method(self, method: str | Method) -> None:
-        """Another method on the same projections; what both methods learn (gates, sinks, …) keeps its values."""
-        method = Method.parse(method)
-        spec, gate = method.gate, self.gate
-        if spec is not None and (gate is None or gate.spec != spec):
-            at = self.association.log_beta
-            gate = Gate(spec, self.embed_dim, self.num_heads, self.value_head_dim, device=at.device, dtype=at.dtype)
-        # only now, since a gate that does not fit is refused, and then the layer is to be as it was
-        self.association.set_method(method)
-        self.gate = None if spec is None else gate
+        """Changes the method and keeps the projections; what both methods learn (gates, sinks, …) keeps its values."""
+        state = self._new_state(Method.parse(method))
+        state.inherit(self.state)
+        self.state = state
+
+    def _new_state(self, method: Method) -> MethodState:
+        sizes = self.embed_dim, self.num_heads, self.value_head_dim
+        return MethodState(method, *sizes, **self._place)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        """Device and dtype, also of a layer without projections."""
+        at = self.association.log_beta
+        return {"device": at.device, "dtype": at.dtype}
 
     @classmethod
     def retrieval(cls, embed_dim: int, num_heads: int = 1, **options: Any) -> OutEffHop:
-        """The mode without learning: W_Q, W_K and W_V are identities, queries retrieve the patterns themselves."""
+        """A layer that learns nothing: W_Q, W_K and W_V are identities, so queries retrieve the patterns themselves."""
         off = dict.fromkeys(("project_query", "project_key", "project_value", "out_projection"), False)
         return cls(embed_dim, num_heads, **{**off, **options})
 
     @classmethod
     def from_multihead(cls, attention: nn.MultiheadAttention, method: str | Method = "outeffhop") -> OutEffHop:
-        """A trained nn.MultiheadAttention's weights under another method ("vanilla" gives the same outputs).
+        """A layer with the weights of a trained nn.MultiheadAttention; with "vanilla" the outputs are the same.
 
-        It is in training mode, where weights drop out, if the other is.
+        The layer is in training mode if the other is.
         """
         layer = cls(
             attention.embed_dim,
@@ -217,13 +220,13 @@ class OutEffHop(nn.Module):
 
         Args:
             query: [B, L, embed_dim] where batch_first, else [L, B, embed_dim]; or [L, embed_dim].
-            key: likewise [B, S, kdim]; the query itself if left out. A batch of 1 serves every query.
-            value: likewise [B, S, vdim]; the key if left out.
-            key_padding_mask: [B, S], True or −inf where a key is to be ignored. If the key is the query itself, a
-                gate per head does not see it either.
-            need_weights: also return the association weights of the last update, by the plain, slower way.
-            attn_mask: [L, S], [B·H, L, S] or broadcasting to [B, H, L, S]; True is not allowed, or added.
-            average_attn_weights: the weights' mean over heads, [B, L, S], instead of [B, H, L, S].
+            key: likewise [B, S, kdim]; by default the query. A batch of 1 serves every query.
+            value: likewise [B, S, vdim]; by default the key.
+            key_padding_mask: [B, S], True or −inf where a key is ignored. If the key is the query itself, a
+                gate per head ignores it too.
+            need_weights: also return the association weights of the last update, by plain PyTorch, which is slower.
+            attn_mask: [L, S], [B·H, L, S] or broadcasting to [B, H, L, S]; bool (True: ignore) or added to the scores.
+            average_attn_weights: return the mean of the weights over heads, [B, L, S], instead of [B, H, L, S].
             is_causal: query i retrieves from keys 0…i.
 
         Returns:
@@ -231,10 +234,12 @@ class OutEffHop(nn.Module):
         """
         for name, given in (("query", query), ("key", key), ("value", value)):
             if not isinstance(given, Tensor) and (given is not None or name == "query"):
-                raise TypeError(f"{name} is a {type(given).__name__}: a tensor is needed")
+                raise TypeError(f"{name} is a {type(given).__name__}: expected a tensor")
         key = query if key is None else key
         if value is not None and self.connected and value is not key:
-            raise ValueError("value differs from key, but connected=True takes values from the keys: leave value out")
+            raise ValueError(
+                "value differs from key, but connected=True computes the values from the keys: leave value out"
+            )
         value = key if value is None else value
         batched, itself = query.dim() == 3, key is query
         self._check_inputs(query, key, value)
@@ -266,13 +271,14 @@ class OutEffHop(nn.Module):
         v = self.v_proj(k) if self.connected else self.v_proj(self.norm_value(value))
         shape = (batch, self.num_heads, query.shape[1], key.shape[1])
         mask = merge_masks(key_padding_mask, attn_mask, shape, q.dtype)
-        # padding among the queries is known only where they are the keys
-        opening = None if self.gate is None else self.gate(query, _not_padding(key_padding_mask) if itself else None)
+        # the mask says which queries are padding only if they are also the keys
+        gate = self.state.gate
+        opening = None if gate is None else gate(query, _not_padding(key_padding_mask) if itself else None)
         k, v, mask, is_causal = self._extra_patterns(k, v, mask, is_causal, query.shape[1])
         q, k, v = (
             t.expand(batch, -1, -1).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v)
         )  # [B, H, L, d]
-        out, weights = self.association(q, k, v, mask, is_causal, need_weights)
+        out, weights = self.association(self.state, q, k, v, mask, is_causal, need_weights)
         out = out.transpose(1, 2)  # [B, L, H, dv]
         if opening is not None:
             out = gated(out, opening)
@@ -281,7 +287,7 @@ class OutEffHop(nn.Module):
     def _extra_patterns(
         self, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, queries: int
     ) -> tuple[Tensor, Tensor, Tensor | None, bool]:
-        """The learned and the zero pattern, which every query sees."""
+        """Appends the learned and the zero pattern, which every query sees."""
         extra: list[tuple[Tensor, Tensor]] = []
         if self.bias_k is not None and self.bias_v is not None:
             extra.append((self.bias_k, self.bias_v))
@@ -289,7 +295,7 @@ class OutEffHop(nn.Module):
             extra.append((k.new_zeros(1, 1, k.shape[2]), v.new_zeros(1, 1, v.shape[2])))
         if not extra:
             return k, v, mask, is_causal
-        if is_causal:  # the kernels' causal mask knows nothing of patterns that stand outside of time
+        if is_causal:  # the kernels' causal mask would hide these patterns, which have no position
             causal = torch.ones(queries, k.shape[1], dtype=torch.bool, device=k.device).tril()
             causal = causal[None, None]
             if mask is None or mask.dtype == torch.bool:
@@ -297,7 +303,7 @@ class OutEffHop(nn.Module):
             else:
                 mask = mask.masked_fill(~causal, -math.inf)
         if mask is not None:
-            mask = mask.expand(*mask.shape[:-1], k.shape[1])  # one entry for all keys is none for those beside them
+            mask = mask.expand(*mask.shape[:-1], k.shape[1])  # an entry for all keys does not count for the extra ones
             mask = nn.functional.pad(mask, (0, len(extra)), value=True if mask.dtype == torch.bool else 0.0)
         for more_k, more_v in extra:
             k = torch.cat([k, more_k.expand(k.shape[0], 1, -1)], 1)
@@ -310,25 +316,27 @@ class OutEffHop(nn.Module):
                 continue
             if t.dim() not in (2, 3) or t.dim() != query.dim() or t.shape[-1] != size:
                 layout = "[batch, length, size]" if self.batch_first else "[length, batch, size]"
-                raise ValueError(f"{name} has shape {tuple(t.shape)}: {layout} or [length, size] with size {size}")
+                raise ValueError(
+                    f"{name} has shape {tuple(t.shape)}: expected {layout} or [length, size] with size {size}"
+                )
             weight = getattr(getattr(self, f"{name[0]}_proj"), "weight", None)
             if isinstance(weight, Tensor) and t.dtype != weight.dtype and not torch.is_autocast_enabled(t.device.type):
-                raise TypeError(f"{name} has dtype {t.dtype} and the layer {weight.dtype}: bring one to the other")
+                raise TypeError(f"{name} has dtype {t.dtype} and the layer {weight.dtype}: convert one of them")
         at = 0 if self.batch_first else 1
         if query.dim() == 3:
             batches = [t.shape[at] for t in (query, key, value)]
             several = [batch for batch in batches if batch != 1]
             if any(batch != several[0] for batch in several):
                 raise ValueError(
-                    "query has a batch of {}, key of {} and value of {}: equal ones, or 1, are needed".format(*batches)
+                    "query has a batch of {}, key of {} and value of {}: they must be equal, or 1".format(*batches)
                 )
         lengths = [t.shape[1 - at] if t.dim() == 3 else t.shape[0] for t in (key, value)]
         if lengths[0] != lengths[1]:
-            raise ValueError(f"key has length {lengths[0]} and value {lengths[1]}: one value for each key is needed")
+            raise ValueError(f"key has length {lengths[0]} and value {lengths[1]}: expected one value for each key")
 
 
 def _not_padding(key_padding_mask: Tensor | None) -> Tensor | None:
-    """Which tokens take part, bool [B, S] or [S]."""
+    """Which tokens are not padding, bool [B, S] or [S]."""
     if key_padding_mask is None:
         return None
     return ~(key_padding_mask if key_padding_mask.dtype == torch.bool else torch.isneginf(key_padding_mask))
@@ -339,12 +347,14 @@ def _projection(name: str, size: int, hidden: int, wanted: bool, bias: bool, kep
         return nn.Linear(size, hidden, bias=bias, **kept)
     if size != hidden:
         raise ValueError(
-            f"project_{name}=False needs the {name} to have the association space's size: it has {size}, "
-            f"heads times their size is {hidden}"
+            f"project_{name}=False needs a {name} of the association space's size: its size is {size}, "
+            f"num_heads times head_dim is {hidden}"
         )
     return nn.Identity()
 
 
-def check_quantity(quantity: int) -> None:
+def learned_patterns(layer: OutEffHop, quantity: int, size: int) -> nn.Parameter:
+    """Small random vectors [quantity, size] on the layer's device: queries, patterns or targets to be learned."""
     if quantity < 1:
-        raise ValueError(f"quantity={quantity}: at least 1 is needed")
+        raise ValueError(f"quantity={quantity}: must be at least 1")
+    return nn.Parameter(nn.init.normal_(torch.empty(quantity, size, **layer._place), std=0.02))

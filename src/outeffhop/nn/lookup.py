@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from outeffhop.nn.hopfield import OutEffHop, check_quantity
+from outeffhop.nn.hopfield import OutEffHop, learned_patterns
 
 __all__ = ["OutEffHopLayer"]
 
@@ -18,10 +17,10 @@ class OutEffHopLayer(nn.Module):
     Args:
         embed_dim: the size of the inputs.
         num_heads: H.
-        quantity: how many patterns are stored.
-        project_key, project_value: the learned patterns and targets pass through W_K and W_V; by default
-            they *are* W_K and W_V (Y is the identity).
-        options: everything else that OutEffHop takes; connected=True takes the values from the patterns.
+        quantity: how many patterns to store.
+        project_key, project_value: the learned patterns and targets pass through W_K and W_V. By default
+            they take the place of W_K and W_V (Y is the identity).
+        options: other arguments of OutEffHop; connected=True computes the values from the patterns.
     """
 
     def __init__(
@@ -35,7 +34,6 @@ class OutEffHopLayer(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_quantity(quantity)
         connected = bool(options.get("connected", False))
         self.hopfield = OutEffHop(
             embed_dim,
@@ -44,14 +42,8 @@ class OutEffHopLayer(nn.Module):
             project_value=connected if project_value is None else project_value,
             **options,
         )
-        weight = self.hopfield.association.log_beta
-        kept: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
-        self.patterns = nn.Parameter(torch.empty(quantity, self.hopfield.kdim, **kept))
-        nn.init.normal_(self.patterns, std=0.02)
-        self.targets = None
-        if not connected:
-            self.targets = nn.Parameter(torch.empty(quantity, self.hopfield.vdim, **kept))
-            nn.init.normal_(self.targets, std=0.02)
+        self.patterns = learned_patterns(self.hopfield, quantity, self.hopfield.kdim)
+        self.targets = None if connected else learned_patterns(self.hopfield, quantity, self.hopfield.vdim)
 
     def forward(
         self,

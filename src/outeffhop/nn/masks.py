@@ -1,4 +1,4 @@
-"""Masks as torch.nn.MultiheadAttention takes them (True: ignore) → as attention takes them (True: takes part)."""
+"""The masks of torch.nn.MultiheadAttention (True: ignore) → the mask of ``attention`` (True: attend)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def merge_masks(
 
     Args:
         key_padding_mask: [B, S] (or [S]), bool (True: ignore this key) or added to the scores.
-        attn_mask: [L, S], [B·H, L, S], or broadcasting to [B, H, L, S]; bool (True: not allowed) or added.
+        attn_mask: [L, S], [B·H, L, S], or broadcasting to [B, H, L, S]; bool (True: ignore) or added.
         dtype: of the scores.
     """
     batch, _, _, keys = shape
     masks = []
     if key_padding_mask is not None:
         if tuple(key_padding_mask.shape) not in ((batch, keys), *(((keys,),) if batch == 1 else ())):
-            raise ValueError(f"key_padding_mask has shape {tuple(key_padding_mask.shape)}: ({batch}, {keys}) is needed")
+            raise ValueError(f"key_padding_mask has shape {tuple(key_padding_mask.shape)}: expected ({batch}, {keys})")
         masks.append(_check(key_padding_mask, "key_padding_mask").reshape(batch, 1, 1, keys))
     if attn_mask is not None:
         masks.append(_four_dimensions(_check(attn_mask, "attn_mask"), shape))
@@ -47,14 +47,14 @@ def _four_dimensions(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
     if len(given) == 4 and all(m in (1, n) for m, n in zip(given, shape, strict=True)):
         return mask
     raise ValueError(
-        f"attn_mask has shape {given}: ({queries}, {keys}), ({batch * heads}, {queries}, {keys}) or "
-        f"({batch}, {heads}, {queries}, {keys}) is needed"
+        f"attn_mask has shape {given}: expected ({queries}, {keys}), ({batch * heads}, {queries}, {keys}) or "
+        f"({batch}, {heads}, {queries}, {keys})"
     )
 
 
 def _check(mask: Tensor, name: str) -> Tensor:
     if not isinstance(mask, Tensor):
-        raise TypeError(f"{name} is a {type(mask).__name__}: a tensor is needed")
+        raise TypeError(f"{name} is a {type(mask).__name__}: expected a tensor")
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(f"{name} has dtype {mask.dtype}: bool (True: ignore) or floating point (added) is needed")
+        raise TypeError(f"{name} has dtype {mask.dtype}: expected bool (True: ignore) or floating point (added)")
     return mask

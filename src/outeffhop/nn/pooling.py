@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from outeffhop.nn.hopfield import OutEffHop, check_quantity
+from outeffhop.nn.hopfield import OutEffHop, learned_patterns
 
 __all__ = ["OutEffHopPooling"]
 
@@ -18,16 +17,15 @@ class OutEffHopPooling(nn.Module):
     Args:
         embed_dim: the size of the patterns.
         num_heads: H.
-        quantity: how many queries, hence pooled vectors.
-        project_query: the learned queries pass through W_Q; by default they lie in the association space already.
-        options: everything else that OutEffHop takes.
+        quantity: how many queries, and so how many pooled vectors.
+        project_query: the learned queries pass through W_Q; by default they already lie in the association space.
+        options: other arguments of OutEffHop.
     """
 
     def __init__(
         self, embed_dim: int, num_heads: int = 1, *, quantity: int = 1, project_query: bool = False, **options: Any
     ) -> None:
         super().__init__()
-        check_quantity(quantity)
         kdim = options.pop("kdim", None)
         self.hopfield = OutEffHop(
             embed_dim,
@@ -36,9 +34,7 @@ class OutEffHopPooling(nn.Module):
             kdim=embed_dim if kdim is None else kdim,
             **{"vdim": kdim, **options},
         )
-        weight = self.hopfield.association.log_beta
-        self.queries = nn.Parameter(torch.empty(quantity, embed_dim, device=weight.device, dtype=weight.dtype))
-        nn.init.normal_(self.queries, std=0.02)
+        self.queries = learned_patterns(self.hopfield, quantity, embed_dim)
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""PyTorch's transformer layers with OutEffHop where their attention was."""
+"""PyTorch's transformer layers with OutEffHop in place of their attention."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class OutEffHopEncoderLayer(nn.TransformerEncoderLayer):
     """``torch.nn.TransformerEncoderLayer`` with an attention method of choice.
 
     Args:
-        d_model, nhead, arguments, options: as there.
+        d_model, nhead, arguments, options: as for that class.
         method: any method, with or without a gate.
-        hopfield: more arguments of OutEffHop, such as ``{"steps": 2, "learn_beta": True}``.
+        hopfield: other arguments of OutEffHop, such as ``{"steps": 2, "learn_beta": True}``.
     """
 
     def __init__(

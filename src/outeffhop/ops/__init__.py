@@ -1,6 +1,6 @@
-"""Attention whose softmax may attend to nothing: one call, many kernels.
+"""Attention whose softmax can attend to nothing: one call, many kernels.
 
-README.md beside this file derives why the fused forward and backward are exact.
+README.md in this folder derives why the fused forward and backward are exact.
 """
 
 from outeffhop.ops.dispatch import BACKENDS, Explanation, attention, explain

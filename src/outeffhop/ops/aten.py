@@ -35,7 +35,7 @@ _library.define(
 
 
 def attend(name: str, call: Call) -> tuple[Tensor, Tensor | None]:
-    """Brings the call to the shape the kernel takes, by differentiable views and pads, and runs the op."""
+    """Reshapes and pads the call for the kernel, differentiably, and runs the op."""
     kernel = KERNELS[name]
     call = call if kernel.wide_bias else call.with_mask_as_query()
     query, key, value = call.query, call.key, call.value
@@ -70,14 +70,14 @@ def attend(name: str, call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _last_dim(t: Tensor, size: int) -> Tensor:
-    """Zeros up to the head size the kernel takes; the kernels read the last dimension as contiguous."""
+    """Pads with zeros to the head size the kernel takes; kernels need the last dimension to be contiguous."""
     if t.shape[-1] != size:
         return pad(t, (0, size - t.shape[-1]))
     return t if t.stride(-1) == 1 or size == 1 else t.contiguous()
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor, kernel: Kernel) -> Tensor:
-    """The mask as the kernel takes it: additive, in a dtype it takes, four dimensions."""
+    """The mask as the kernel takes it: additive, with four dimensions."""
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -math.inf)
     mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
@@ -91,7 +91,7 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor, kernel: Kernel) -> Tensor:
 
 
 def _public_lse(lse: Tensor, call: Call) -> Tensor:
-    """lse' as [B, H, Lq], s where no key takes part: the kernels differ in what they leave there."""
+    """lse' as [B, H, Lq]; s where all keys are masked, since kernels differ in what they leave there."""
     lse = lse[:, :, : call.query.shape[2]].reshape(call.query.shape[:3])
     rows = call.rows_without_keys()
     if rows is None:
@@ -151,7 +151,7 @@ def _backward(
 
 
 def _fake_forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    # the sink changes no shape, and PyTorch knows its own kernel's
+    # the sink changes no shape, and PyTorch knows the shapes of its own kernels
     query, key, value, bias, _, _, *options, kernel = inputs
     return KERNELS[kernel].forward(query, key, value, bias, Options(*options))
 
@@ -166,9 +166,9 @@ def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return *grads, query.new_empty(0) if sinks is None else torch.empty_like(sinks)
 
 
-# Python's share of a call is what short sequences on a GPU wait for. So the Functions are old-style,
-# with ctx in forward (setup_context and torch.library.register_autograd cost 20 to 40 µs more), and where
-# nothing traces or watches the dispatcher they call the kernels directly instead of through the op.
+# With short sequences on a GPU, Python takes most of the time. So the Functions are old-style, with ctx in
+# forward (setup_context and torch.library.register_autograd cost 20 to 40 µs more), and where nothing traces
+# or watches the dispatcher they call the kernels directly instead of through the op.
 
 
 class _Attend(torch.autograd.Function):
@@ -188,7 +188,7 @@ class _Attend(torch.autograd.Function):
             grad_out = torch.zeros_like(out)
         if grad_lse is not None:
             grad_lse = grad_lse[:, :, : out.shape[2]].reshape(out.shape[:3])
-        # with gradients enabled a second derivative is prepared for, which the op refuses
+        # with gradients enabled, autograd prepares for a second derivative, which the op refuses
         run = _backward if ctx.direct and not torch.is_grad_enabled() else _attend_backward
         *grads, grad_sinks = run(grad_out, grad_lse, query, key, value, bias, sinks, out, lse, rng0, rng1, *ctx.options)
         return None, *grads, None, None if sinks is None else grad_sinks, None, None, None, None, None
@@ -203,7 +203,7 @@ class _AttendBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):  # type: ignore[no-untyped-def]
         raise RuntimeError(
-            f"attention's fused backend {ctx.kernel!r} has first derivatives only; "
+            f"attention's fused backend {ctx.kernel!r} has only first derivatives; "
             "for a second derivative call attention(..., backend='eager')"
         )
 
@@ -220,7 +220,7 @@ def _autograd(function: type[torch.autograd.Function], op, *inputs):  # type: ig
 
 
 def _plain(*tensors: Tensor) -> bool:
-    """Whether nothing but autograd looks on: no trace, no dispatch mode, no tensor subclass."""
+    """Whether only autograd watches: no trace, no dispatch mode, no tensor subclass."""
     return (
         not torch.compiler.is_compiling()
         and torch._C._len_torch_dispatch_stack() == 0

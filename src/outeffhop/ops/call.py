@@ -1,4 +1,4 @@
-"""What a caller hands to ``attention``, checked once and brought to one form for every backend."""
+"""The arguments of ``attention``, checked once and in one form for every backend."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor
 
 __all__ = ["Call", "prepare"]
 
-# A scale below it is 0 to the kernels, which compute in float32.
+# The kernels compute in float32, where a smaller scale is 0.
 _SMALLEST = torch.finfo(torch.float32).tiny
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # those of 8 bits no kernel multiplies
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # no kernel multiplies 8-bit floats
 
 
 @dataclass(frozen=True)
 class Call:
-    """One attention call. Shapes are what every backend may rely on."""
+    """One attention call. Every backend can rely on these shapes."""
 
     query: Tensor  # [..., H, Lq, D]
     key: Tensor  # [..., G, Lk, D], H a multiple of G
     value: Tensor  # [..., G, Lk, Dv]
-    # bool (True takes part) or additive, as wide as query or as the scores; broadcasts to [..., H, Lq, Lk]
+    # bool (True: attend) or additive, as wide as query or as the scores; broadcasts to [..., H, Lq, Lk]
     mask: Tensor | None
     dropout_p: float
-    is_causal: bool  # top-left aligned, as in PyTorch; applies besides the mask
+    is_causal: bool  # top-left aligned, as in PyTorch; applied in addition to the mask
     scale: float
     sink: float | Tensor  # log n; a tensor is [H]
     return_lse: bool
@@ -40,7 +40,7 @@ class Call:
         return self.query.numel() == 0 or self.key.numel() == 0 or self.value.numel() == 0
 
     def rows_without_keys(self) -> Tensor | None:
-        """Queries whose keys are all masked, broadcasting to [..., H, Lq]; None where there cannot be any."""
+        """Queries whose keys are all masked, broadcasting to [..., H, Lq]; None if there cannot be any."""
         if self.mask is None:  # a causal query sees key 0
             return None
         absent = ~self.mask if self.mask.dtype == torch.bool else torch.isneginf(self.mask)
@@ -50,19 +50,19 @@ class Call:
         return absent.all(-1)
 
     def with_mask_as_query(self) -> Call:
-        """The additive mask rounded to the query's dtype, for kernels that take no other."""
+        """The same with the additive mask rounded to the query's dtype, for kernels that need it so."""
         if self.mask is None or self.mask.dtype in (torch.bool, self.query.dtype):
             return self
         return replace(self, mask=self.mask.to(self.query.dtype))
 
     @property
     def transformed(self) -> bool:
-        """Whether torch.func or forward-mode differentiation is at work, which flash kernels know nothing of."""
+        """Whether torch.func or forward-mode differentiation is active, which flash kernels do not support."""
         return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
     @property
     def needs_grad(self) -> bool:
-        """Whether a gradient will be asked of this call."""
+        """Whether autograd records this call."""
         tensors = (self.query, self.key, self.value, self.sink)
         return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
@@ -81,7 +81,7 @@ def prepare(
 ) -> Call:
     for name, t in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not isinstance(t, Tensor) and (t is not None or name != "attn_mask"):
-            raise TypeError(f"{name} is a {type(t).__name__}: a tensor is needed")
+            raise TypeError(f"{name} is a {type(t).__name__}: expected a tensor")
     query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     _check_tensors(query, key, value)
     if query.dim() < 4:  # [L, D] and [H, L, D] are views of [1, H, L, D]
@@ -91,16 +91,16 @@ def prepare(
         attn_mask = _check_mask(attn_mask, query, key)
     dropout_p = _number("dropout_p", dropout_p)
     if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p={dropout_p}: a probability in [0, 1) is needed")
+        raise ValueError(f"dropout_p={dropout_p}: must be a probability in [0, 1)")
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1]) if query.shape[-1] else 1.0
-    elif isinstance(scale, Tensor):  # as a number it would get no gradient
-        raise TypeError("scale is a tensor: a number is needed; a learned scale multiplies the query, with scale=1.0")
+    elif isinstance(scale, Tensor):  # converted to a number, it would get no gradient
+        raise TypeError("scale is a tensor: expected a number; multiply the query by a learned one, with scale=1.0")
     else:
         scale = _number("scale", scale)
     if not -math.inf < scale < math.inf:
-        raise ValueError(f"scale={scale}: a finite number is needed")
-    if scale < _SMALLEST:  # kernels mask before they scale: −inf times 0, or less, is NaN or +inf
+        raise ValueError(f"scale={scale}: must be a finite number")
+    if scale < _SMALLEST:  # kernels mask before they scale, and −inf times 0 or a negative number is NaN or +inf
         query, scale = query * scale, 1.0
     return Call(
         query=query,
@@ -116,7 +116,7 @@ def prepare(
 
 
 def _autocast(query: Tensor, *others: Any) -> tuple[Any, ...]:
-    """Under autocast the inputs drop to its dtype, as those of scaled_dot_product_attention do."""
+    """Casts the inputs under autocast, as for scaled_dot_product_attention."""
     device = query.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return query, *others
@@ -130,17 +130,17 @@ def _autocast(query: Tensor, *others: Any) -> tuple[Any, ...]:
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, t in (("query", query), ("key", key), ("value", value)):
         if t.dtype not in _DTYPES:
-            raise TypeError(f"{name} has dtype {t.dtype}: a floating point tensor of 16 bits or more is needed")
+            raise TypeError(f"{name} has dtype {t.dtype}: expected a floating point tensor of at least 16 bits")
         if t.is_nested or t.layout != torch.strided:
-            raise TypeError(f"{name} is nested or of layout {t.layout}: a dense tensor is needed")
+            raise TypeError(f"{name} is nested or of layout {t.layout}: expected a dense tensor")
         if t.dtype != query.dtype:
-            raise TypeError(f"{name} has dtype {t.dtype} and query {query.dtype}: bring them to one dtype")
+            raise TypeError(f"{name} has dtype {t.dtype} and query {query.dtype}: convert them to one dtype")
         if t.device != query.device:
-            raise ValueError(f"{name} is on {t.device} and query on {query.device}: bring them to one device")
+            raise ValueError(f"{name} is on {t.device} and query on {query.device}: move them to one device")
         if t.dim() < 2 or t.dim() != query.dim():
             raise ValueError(
                 f"{name} has shape {tuple(t.shape)} and query {tuple(query.shape)}: "
-                "both need the same number of dimensions, [..., heads, length, size]"
+                "they must have the same number of dimensions, [..., heads, length, size]"
             )
 
 
@@ -148,7 +148,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
     if key.shape[:-1] != value.shape[:-1]:
         raise ValueError(
             f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}: "
-            "they may differ in their last dimension alone"
+            "they may differ only in the last dimension"
         )
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(f"query has size {query.shape[-1]} per head and key {key.shape[-1]}: they must be equal")
@@ -160,8 +160,8 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
     heads, groups = query.shape[-3], key.shape[-3]
     if heads != groups and not enable_gqa:
         raise ValueError(
-            f"query has {heads} heads and key {groups}: they must be equal, or enable_gqa=True lets several "
-            "query heads share one key head"
+            f"query has {heads} heads and key {groups}: they must be equal, unless enable_gqa=True "
+            "lets several query heads share a key head"
         )
     if enable_gqa and (groups == 0 or heads % groups):
         raise ValueError(f"query has {heads} heads and key {groups}: the first must be a multiple of the second")
@@ -169,9 +169,9 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
 
 def _check_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(f"attn_mask has dtype {mask.dtype}: bool (True takes part) or floating point (added) is needed")
+        raise TypeError(f"attn_mask has dtype {mask.dtype}: expected bool (True: attend) or floating point (added)")
     if mask.device != query.device:
-        raise ValueError(f"attn_mask is on {mask.device} and query on {query.device}: bring them to one device")
+        raise ValueError(f"attn_mask is on {mask.device} and query on {query.device}: move them to one device")
     target = (*query.shape[:-1], key.shape[-2])
     # right-aligned, each size 1 or the target's
     sizes = zip(reversed(mask.shape), reversed(target), strict=False)
@@ -186,20 +186,19 @@ def _check_sink(sink: float | Tensor, query: Tensor) -> float | Tensor:
     if not isinstance(sink, Tensor):
         sink = _number("sink", sink)
         if not sink <= largest:  # NaN as well
-            raise ValueError(f"sink={sink}: log n is a number up to {largest:.2g}, or -inf (softmax); 0.0 is softmax1")
+            raise ValueError(f"sink={sink}: log n must be at most {largest:.2g}; -inf is softmax, 0.0 is softmax1")
         return sink if sink >= -largest else -math.inf
     if not sink.is_floating_point():
-        raise TypeError(f"sink has dtype {sink.dtype}: a floating point tensor is needed")
+        raise TypeError(f"sink has dtype {sink.dtype}: expected a floating point tensor")
     if sink.dim() > 1 or (sink.dim() == 1 and sink.shape[0] != heads):
-        raise ValueError(f"sink has shape {tuple(sink.shape)}: a number or shape ({heads},), one per head, is needed")
+        raise ValueError(f"sink has shape {tuple(sink.shape)}: expected a number or shape ({heads},), one per head")
     if sink.device != query.device:
-        raise ValueError(f"sink is on {sink.device} and query on {query.device}: bring them to one device")
-    # On a GPU this look would wait for the device, and in a trace there is nothing to look at; a NaN
-    # there shows as NaN outputs.
-    looked_at = sink.device.type == "cpu" and not torch.compiler.is_compiling() and _concrete(sink)
-    if looked_at and heads > 0 and not sink.detach().max().item() <= largest:  # the maximum with a NaN is NaN
+        raise ValueError(f"sink is on {sink.device} and query on {query.device}: move them to one device")
+    # On a GPU reading the values would wait for the device, and a trace has none. A NaN there shows as NaN outputs.
+    readable = sink.device.type == "cpu" and not torch.compiler.is_compiling() and _concrete(sink)
+    if readable and heads > 0 and not sink.detach().max().item() <= largest:  # the maximum with a NaN is NaN
         raise ValueError(
-            f"sink holds NaN or more than {largest:.2g}: log n is a number or -inf (softmax); 0.0 is softmax1"
+            f"sink holds NaN or more than {largest:.2g}: log n must be a number; -inf is softmax, 0.0 is softmax1"
         )
     return sink.expand(heads)
 
@@ -207,19 +206,17 @@ def _check_sink(sink: float | Tensor, query: Tensor) -> float | Tensor:
 def _number(name: str, value: Any) -> float:
     try:
         return float(value)
-    except OverflowError:  # a whole number beyond 1e308
-        return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}: a number is needed") from None
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}: expected a number") from None
 
 
 def _score_dtype(query: Tensor) -> torch.dtype:
-    """What scores are computed in, whatever the kernel."""
+    """The dtype in which every kernel computes scores."""
     return torch.float64 if query.dtype == torch.float64 else torch.float32
 
 
 def _concrete(t: Tensor) -> bool:
-    """Whether the tensor has values that Python may look at (not fake, not inside a torch.func transform)."""
+    """Whether Python can read the tensor's values: it is not fake and not inside a torch.func transform."""
     from torch._subclasses.fake_tensor import is_fake
 
     return not is_fake(t) and not torch._C._functorch.is_functorch_wrapped_tensor(t)

@@ -1,7 +1,7 @@
-"""One call, many kernels: attention whose softmax may attend to nothing.
+"""One call, many kernels: attention whose softmax can attend to nothing.
 
 ``attention`` reads like ``torch.nn.functional.scaled_dot_product_attention`` and computes
-softmax_n; ``explain`` says which backends would serve a call, and why the others would not.
+softmax_n; ``explain`` says which backends can serve a call, and why the others cannot.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ def attention(
     fused ones. A query whose keys are all masked gets output 0 and gradient 0.
 
     Args:
-        query: [..., H, Lq, D]; up to the arguments below, everything is as in
+        query: [..., H, Lq, D]. This and the next arguments are those of
             ``torch.nn.functional.scaled_dot_product_attention``.
         key: [..., H, Lk, D]
         value: [..., H, Lk, Dv]
-        attn_mask: broadcasts to [..., H, Lq, Lk]; bool (True takes part) or added to the scores. The CUDA
-            kernels round one that is added to the query's dtype.
-        dropout_p: the share of weights dropped.
-        is_causal: query i sees keys 0…i. Besides PyTorch's, it may come with an attn_mask: both apply.
+        attn_mask: broadcasts to [..., H, Lq, Lk]; bool (True: attend) or added to the scores. The CUDA
+            kernels round an additive mask to the query's dtype.
+        dropout_p: the probability of dropping a weight.
+        is_causal: query i sees keys 0…i. Unlike in PyTorch, it can be combined with an attn_mask.
         scale: of the scores, by default 1/√D; the paper's β.
         enable_gqa: key and value may have fewer heads, a divisor of the query's.
         sink: log n. 0 is softmax1, −inf is softmax, log K is softmax_K; a tensor of shape (H,), or a
             scalar tensor, is learned.
         return_lse: also return log(n + Σ exp(scores)), [..., H, Lq], differentiable as well.
-        backend: "auto" takes the fastest that serves the call; a named one serves it or raises
-            ValueError with the reason.
+        backend: "auto" takes the fastest that can serve the call. A backend given by name raises ValueError
+            with the reason if it cannot.
 
     Returns:
         The output [..., H, Lq, Dv], or (output, lse).
@@ -90,11 +90,11 @@ def attention(
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which backends would serve a call.
+    """Which backends can serve a call.
 
     Attributes:
         chosen: the one "auto" takes.
-        reasons: backend → None where it would serve, else why it would not; in the order tried.
+        reasons: backend → None if it can serve the call, else why not; in the order tried.
     """
 
     chosen: str
@@ -122,7 +122,7 @@ def explain(
     sink: float | Tensor = 0.0,
     return_lse: bool = False,
 ) -> Explanation:
-    """Which backends would serve ``attention`` with these arguments, and why the others would not."""
+    """Which backends can serve ``attention`` with these arguments, and why the others cannot."""
     call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, sink, return_lse)
     reasons = {name: backend.why_not(call) for name, backend in BACKENDS.items()}
     return Explanation(_choose(call, "auto"), reasons)
@@ -141,11 +141,11 @@ def _choose(call: Call, backend: str) -> str:
 
 
 def _order() -> tuple[str, ...]:
-    if is_probed():  # only the eager backend holds what the probe wants to see
+    if is_probed():  # only the eager backend has what the probe asks for
         return ("eager",)
-    # An exported program should run where this package is not, and ONNX has no form of the fused
-    # op (PyTorch exports its CPU kernel's logsumexp as zeros): public ops only. The flag is read
-    # itself: under torch.compile, PyTorch 2.11 answers True to torch.compiler.is_exporting().
+    # An exported program should run without this package, and ONNX has no form of the fused op (PyTorch exports
+    # its CPU kernel's logsumexp as zeros), so only public ops serve. The flag is read directly because
+    # torch.compiler.is_exporting() of PyTorch 2.11 returns True under torch.compile.
     exporting = torch.compiler._is_exporting_flag
     tracing = torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export()
     return ("padded", "eager") if exporting or tracing else tuple(BACKENDS)

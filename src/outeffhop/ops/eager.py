@@ -1,4 +1,4 @@
-"""Attention in plain PyTorch: any normalizer, any mask, any number of derivatives. The truth."""
+"""Attention in plain PyTorch: any normalizer, any mask, any number of derivatives. The reference."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def eager_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attention whose scores become weights by any function of them over the last dimension.
+    """Attention with any function from scores to weights, over the last dimension.
 
-    Masked scores arrive at ``normalizer`` as −inf. Returns the output and the weights (before
+    ``normalizer`` gets −inf for masked scores. Returns the output and the weights (before
     dropout), shaped as for ``scaled_dot_product_attention``.
     """
     call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, -math.inf, False)
@@ -46,7 +46,7 @@ def eager_attention(
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor | None]:
-    """softmax_n(q·kᵀ·scale + mask)·v, and log(n + Σ exp(scores)) where it is asked for."""
+    """softmax_n(q·kᵀ·scale + mask)·v, and log(n + Σ exp(scores)) on request."""
     scores = _scores(call)
     sink = call.sink if isinstance(call.sink, Tensor) else scores.new_full((1,), call.sink)
     scores, n, shift = below_sink(scores, sink.to(scores.dtype)[:, None, None])
@@ -56,7 +56,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _scores(call: Call) -> Tensor:
-    """q·kᵀ·scale + mask, −inf where a key takes no part; float32 at least.  [..., H, Lq, Lk]"""
+    """q·kᵀ·scale + mask, −inf where a key is masked; float32 at least.  [..., H, Lq, Lk]"""
     key = _repeat_heads(call.key, call.query.shape[-3])
     scores = shown("scores", (call.query * call.scale) @ key.transpose(-2, -1))
     if scores.dtype in (torch.float16, torch.bfloat16):
@@ -78,5 +78,5 @@ def _weighted_values(weights: Tensor, call: Call) -> Tensor:
 
 
 def _repeat_heads(t: Tensor, heads: int) -> Tensor:
-    """Key and value heads that several query heads share, once for each of them."""
+    """Repeats key or value heads that several query heads share."""
     return t if t.shape[-3] == heads else t.repeat_interleave(heads // t.shape[-3], dim=-3)

@@ -1,7 +1,7 @@
 """PyTorch's own flash kernels: how each is called, and which calls it serves.
 
-They are internal ops of PyTorch: their signatures are checked when this module is imported, and a
-kernel whose signature has changed serves nothing and says so.
+They are internal ops of PyTorch. Their signatures are checked when this module is imported; a kernel whose
+signature has changed serves no call and says why.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Saved(NamedTuple):
 
     out: Tensor  # [B, H, Lq, Dv]
     lse: Tensor  # [B, H, Lq or more, ...], in the kernel's own layout
-    rng0: Tensor  # with rng1 replays the dropout; both empty where there is none
+    rng0: Tensor  # replays the dropout, together with rng1; both empty without dropout
     rng1: Tensor
 
 
@@ -37,7 +37,7 @@ class Options(NamedTuple):
 
 
 def _saved(out: Tensor, lse: Tensor, rng0: Tensor, rng1: Tensor, dropout_p: float) -> Saved:
-    if dropout_p == 0:  # the kernels leave unwritten memory there, on a device of their choice
+    if dropout_p == 0:  # the kernels leave uninitialised memory there, on any device
         rng0, rng1 = (torch.empty(0, dtype=torch.int64, device=out.device) for _ in range(2))
     return Saved(out, lse, rng0, rng1)
 
@@ -55,12 +55,12 @@ class Kernel:
     backward: Backward
     ops: dict[str, str]  # name of the op → its arguments, as this module calls it
     dtypes: tuple[torch.dtype, ...]
-    capability: tuple[int, int] = (0, 0)  # the least CUDA compute capability
+    capability: tuple[int, int] = (0, 0)  # the lowest CUDA compute capability
     size_multiple: int = 1  # head sizes are padded to this
     largest_size: float = math.inf
     bias: bool = True  # takes an additive mask
-    wide_bias: bool = False  # takes one in float32 beside half precision; else it is rounded
-    broadcast_bias: bool = True  # takes one of sizes 1; else it is expanded
+    wide_bias: bool = False  # takes a float32 mask with half precision; else it is rounded
+    broadcast_bias: bool = True  # takes a mask with dimensions of size 1; else it is expanded
     bias_alignment: int = 1  # the mask's rows begin at multiples of this
     grouped: bool = True  # takes fewer key than query heads; else they are repeated
     dropout: bool = True
@@ -68,7 +68,7 @@ class Kernel:
     one_by_one: bool = True  # one query with one key
 
     def missing(self) -> str | None:
-        """Why this installation of PyTorch cannot run the kernel at all."""
+        """Why this PyTorch cannot run the kernel at all; None if it can."""
         for op, arguments in self.ops.items():
             packet = getattr(aten, op, None)
             if packet is None:
@@ -79,7 +79,7 @@ class Kernel:
         return None
 
     def why_not(self, call: Call) -> str | None:
-        """Why the kernel does not serve this call; None when it does."""
+        """Why the kernel does not serve this call; None if it does."""
         query, mask = call.query, call.mask
         if query.device.type != self.device:
             return f"serves {self.device} tensors, got {query.device.type}"
@@ -110,7 +110,7 @@ class Kernel:
             return "does not take one query with one key"
         if call.is_causal and query.shape[-2] != call.key.shape[-2] and not self.ragged_causal:
             lengths = f"{query.shape[-2]} and {call.key.shape[-2]}"
-            return f"takes is_causal=True with as many queries as keys alone, got {lengths}"
+            return f"takes is_causal=True only with as many queries as keys, got {lengths}"
         return None
 
 
@@ -260,7 +260,10 @@ KERNELS = {
 _MISSING = {name: kernel.missing() for name, kernel in KERNELS.items()}
 
 
-@torch.compiler.assume_constant_result
 def _capability(index: int | None) -> tuple[int, int]:
-    # asked for when a tensor is on the device: to ask at import would start CUDA in every process
+    # called once a tensor is on the device: at import it would start CUDA in every process
     return torch.cuda.get_device_capability(index)
+
+
+# This is all that torch.compiler.assume_constant_result does, and calling it imports torch._dynamo (one second).
+_capability._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""Attention with a sink through public scaled_dot_product_attention alone: one more key and value, both zero.
+"""Attention with a sink by the public scaled_dot_product_attention: one more key and value, both zero.
 
-The zero key scores 0, and the mask's column adds the sink to that; the zero value adds nothing to
-the output. It needs no kernel of ours or PyTorch's internals: it serves other devices and exports.
+The zero key scores 0, to which its column of the mask adds the sink; the zero value adds nothing to the output.
+Since this uses no internals of PyTorch, it serves other devices and exports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["attend", "why_not"]
 
 def why_not(call: Call) -> str | None:
     if call.return_lse:
-        return "has no logsumexp, which scaled_dot_product_attention keeps to itself (return_lse=True, or a watch)"
+        return "has no logsumexp, which scaled_dot_product_attention does not return (return_lse=True, or a watch)"
     if call.transformed:
         return "may reach kernels without a rule for torch.func transforms and forward-mode differentiation"
     if call.empty:
@@ -31,7 +31,7 @@ def why_not(call: Call) -> str | None:
 def attend(call: Call) -> tuple[Tensor, None]:
     dtype = call.query.dtype
     if call.mask is not None and call.mask.dtype not in (torch.bool, dtype):
-        # most devices, and ONNX, take a mask of the query's dtype alone, and rounding it would change the scores
+        # most devices, and ONNX, need a mask of the query's dtype, and rounding the mask would change the scores
         query, key, value = (t.to(call.mask.dtype) for t in (call.query, call.key, call.value))
         call = replace(call, query=query, key=key, value=value)
     mask, is_causal, key, value = call.mask, call.is_causal, call.key, call.value
@@ -41,7 +41,7 @@ def attend(call: Call) -> tuple[Tensor, None]:
             mask, is_causal = torch.cat([bias, _column(call, bias.shape[:-1])], dim=-1), False
         key, value = pad(key, (0, 0, 0, 1)), pad(value, (0, 0, 0, 1))
     elif mask is not None and (is_causal or mask.dtype != torch.bool or mask.dim() < 2):
-        # PyTorch takes one of mask and is_causal, the mask in the query's dtype and with both lengths
+        # PyTorch takes either a mask or is_causal; the mask needs the query's dtype and both lengths
         mask, is_causal = _additive(call), False
     out = scaled_dot_product_attention(
         call.query,
@@ -54,7 +54,7 @@ def attend(call: Call) -> tuple[Tensor, None]:
         enable_gqa=call.grouped,
     )
     if isinstance(call.sink, Tensor) or call.sink == -math.inf:
-        # without a sink PyTorch's kernels leave what they like in a row without keys
+        # without a sink, what PyTorch's kernels leave in a row without keys is undefined
         rows = call.rows_without_keys()
         out = out if rows is None else out.masked_fill(rows.unsqueeze(-1), 0.0)
     return out.to(dtype), None
@@ -75,9 +75,9 @@ def _additive(call: Call) -> Tensor:
 
 
 def _column(call: Call, shape: torch.Size) -> Tensor:
-    """The sink, where the mask meets the zero key.  [..., H or 1, Lq, 1]"""
+    """The mask's column for the zero key: the sink.  [..., H or 1, Lq, 1]"""
     sink, dtype = call.sink, call.query.dtype
-    # the largest number of the dtype outweighs what inf would make NaN of
+    # clamped to the largest number, since inf would give NaN
     if isinstance(sink, Tensor):
         return sink.to(dtype).clamp(max=torch.finfo(dtype).max)[:, None, None].expand(*shape, 1)
     return call.query.new_full((*shape, 1), min(max(sink, torch.finfo(dtype).min), torch.finfo(dtype).max))

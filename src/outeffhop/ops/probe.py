@@ -1,11 +1,11 @@
-"""Looking into attention: while a probe is set, attention is computed in plain PyTorch and hands its parts over.
+"""Looking into attention: while a probe is set, attention runs in plain PyTorch and shows the probe its parts.
 
-A fused kernel never holds the scores or the probabilities, so ``backend="auto"`` takes the eager one
-while somebody looks. What the probe returns is what attention goes on with: an observer returns the
-tensor it was given, a simulated quantizer a rounded one.
+A fused kernel never holds the scores or the probabilities, so ``backend="auto"`` takes the eager one while a
+probe is set. Attention continues with what the probe returns: an observer returns the tensor it was given,
+a simulated quantizer a rounded one.
 
-A watch costs less: attention runs by whichever kernel it would have, and afterwards hands over what it
-was given with what the kernel knows of the weights, their logsumexp.
+A watch costs less: attention runs on its usual kernel, and the watch then gets the arguments of the call and the
+logsumexp of the scores.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from outeffhop.ops.call import Call
 
 __all__ = ["Probe", "PARTS", "Watch", "probing", "is_probed", "shown", "watching", "watch"]
 
-# scores before the mask, so that they are finite; probabilities as the normalizer gives them; context per head.
+# scores before the mask, so that they are finite; probabilities from the normalizer; context per head
 PARTS = ("scores", "probabilities", "context")
 
 Probe = Callable[[str, Tensor], Tensor]
 
-# the call, and log(n + Σ exp(scores)) [..., H, Lq], or the weights [..., H, Lq, Lk] where no kernel but eager serves
+# the call, and log(n + Σ exp(scores)) [..., H, Lq], or the weights [..., H, Lq, Lk] where only the eager one serves
 Watch = Callable[[Call, Tensor | None, Tensor | None], None]
 
 _PROBE: ContextVar[Probe | None] = ContextVar("outeffhop_probe", default=None)
@@ -38,8 +38,8 @@ def probing(probe: Probe) -> Iterator[None]:
     """Within it, attention calls show their parts: ``probe(part, tensor) -> tensor``, part one of ``PARTS``.
 
     Scores and probabilities are [..., H, Lq, Lk], the context [..., H, Lq, Dv]. A call that names a fused
-    backend or "padded" runs by it and shows nothing. Nor does compiled code look at the probe: what was
-    compiled without it would go on without it.
+    backend or "padded" runs on it and shows nothing. Compiled code ignores the probe, since it may have been
+    compiled without one.
     """
     token = _PROBE.set(probe)
     try:
@@ -62,7 +62,7 @@ def shown(part: str, tensor: Tensor) -> Tensor:
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Within it, every attention call is told of: ``watch(call, lse, None)`` or ``watch(call, None, weights)``.
+    """Within it, every attention call calls ``watch(call, lse, None)`` or ``watch(call, None, weights)``.
 
     Calls with backend="padded", which has no logsumexp, are refused.
     """
@@ -74,5 +74,5 @@ def watching(watch: Watch) -> Iterator[None]:
 
 
 def watch() -> Watch | None:
-    """Who watches now."""
+    """The current watch, if any."""
     return None if torch.compiler.is_compiling() else _WATCH.get()

@@ -1,6 +1,6 @@
 """The algebra of the sink: softmax's output and logsumexp → softmax_n's, and the gradients.
 
-README.md beside this file derives each line. Nothing else in the package knows it.
+README.md in this folder derives each line.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ def apply_sink(out: Tensor, lse: Tensor, sink: float | Tensor) -> tuple[Tensor, 
 
     Args:
         out: [B, H, L, D], fresh from a kernel.
-        lse: [B, H, L, ...], float32 or float64, possibly padded along L beyond ``out``; as fresh. Both are overwritten.
+        lse: [B, H, L, ...], float32 or float64, possibly padded along L beyond ``out``. Both are overwritten.
         sink: s = log n, a number or [H].
     """
     if sink_triton.serves(out):
         return sink_triton.apply_sink(out, lse, sink)
     sink = _per_head(sink, lse)
     keep = torch.sigmoid(lse - sink)  # γ = exp(lse − lse'), the share that is not no-op
-    # −inf − (−inf), no key and no sink, is NaN, and the kernel's output there 0
+    # without keys and without a sink, −inf − (−inf) is NaN; the output there is 0
     out.mul_(keep.nan_to_num_(0.0)[:, :, : out.shape[2]].reshape(*out.shape[:3], 1))
     torch.logaddexp(lse, sink, out=lse)
-    # a kernel's backward finds exp(score − lse') = 0 in a row without keys for every lse' but −inf
+    # in a row without keys, a kernel's backward gets exp(score − lse') = 0 for every lse' except −inf
     return out, lse.masked_fill_(torch.isneginf(lse), torch.inf)
 
 
@@ -50,9 +50,9 @@ def fold_lse_gradient(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Inputs on which a kernel's own backward also carries ∂L/∂lse'.
 
-    The kernel takes Δ = rowsum(∂L/∂out ∘ out) from its arguments, and what is wanted is Δ − ∂L/∂lse'.
-    Columns of zeros change no score and no product with the values; in the first of them ∂L/∂out
-    gets 1 and out gets −∂L/∂lse', which adds just that to Δ.
+    The kernel computes Δ = rowsum(∂L/∂out ∘ out) from its arguments, and we need Δ − ∂L/∂lse' instead.
+    Columns of zeros change neither the scores nor the products with the values. In the first of them,
+    ∂L/∂out is 1 and out is −∂L/∂lse', which adds −∂L/∂lse' to Δ.
     """
     query, key, value = (pad(t, (0, multiple)) for t in (query, key, value))
     grad_out = _with_column(grad_out, torch.ones_like(grad_lse), multiple)
@@ -63,7 +63,7 @@ def fold_lse_gradient(
 def _with_column(t: Tensor, column: Tensor, multiple: int) -> Tensor:
     """[B, H, L, D] and [B, H, L] → [B, H, L, D + multiple], laid out as [B, L, H, D + multiple].
 
-    One of the kernels' backwards takes its output to lie as its forward would have laid it.
+    The backward of one kernel expects its output in the layout that its forward produces.
     """
     columns = pad(column.to(t.dtype).unsqueeze(-1), (0, multiple - 1))
     return torch.cat([t.transpose(1, 2), columns.transpose(1, 2)], dim=-1).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""The sink's two elementwise passes as one Triton kernel each; without Triton, sink.py does them in PyTorch."""
+"""The sink's two elementwise passes, each as one Triton kernel; without Triton, sink.py does them in PyTorch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def serves(out: Tensor) -> bool:
 
 
 def apply_sink(out: Tensor, lse: Tensor, sink: float | Tensor) -> tuple[Tensor, Tensor]:
-    """As sink.apply_sink, in place: one read and one write of each."""
+    """Like sink.apply_sink, in place: one read and one write of each tensor."""
     learned = isinstance(sink, Tensor)
     grid, blocks = _grid(out, lse.shape[2])
     _apply_sink_kernel[grid](
@@ -29,7 +29,7 @@ def apply_sink(out: Tensor, lse: Tensor, sink: float | Tensor) -> tuple[Tensor, 
         lse,
         sink.contiguous()
         if isinstance(sink, Tensor)
-        else lse,  # a pointer is needed, and not read, for a constant sink
+        else lse,  # a constant sink still needs a pointer, which is not read
         0.0 if learned else sink,
         *out.stride()[:3],
         *lse.stride()[:3],
@@ -52,7 +52,7 @@ def row_dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _grid(t: Tensor, length: int) -> tuple[tuple[int], dict[str, Any]]:
-    """One program for 2048 elements, whole rows: the fastest size on an H200, by a little."""
+    """One program for 2048 elements in whole rows: slightly the fastest size on an H200."""
     width = 1 << (t.shape[3] - 1).bit_length()
     rows = max(1, 2048 // width)
     return (-(-length // rows) * t.shape[0] * t.shape[1],), {"ROWS": rows, "WIDTH": width}
@@ -62,7 +62,7 @@ if triton is not None:
 
     @triton.jit
     def _rows(heads, length, ROWS: tl.constexpr):
-        """The batch, the head and the rows of this program, in 64 bits: offsets may pass 2³¹."""
+        """The batch, the head and the rows of this program, in 64 bits: offsets may exceed 2³¹."""
         blocks = tl.cdiv(length, ROWS)
         block = tl.program_id(0) % blocks
         sample = tl.program_id(0) // blocks
@@ -97,8 +97,8 @@ if triton is not None:
         sink = tl.load(sink_ptr + head).to(tl.float32) if LEARNED else sink_value
         lse_at = lse_ptr + batch * lse_b + head * lse_h + row * lse_l
         lse = tl.load(lse_at, mask=row < padded_length, other=0.0)
-        # Every warp reads these rows, and one of them writes: it must not be done before the others have begun.
-        # Without this a busy GPU, where warps are held up, gave some rows the share of a sink counted twice.
+        # Every warp reads these rows and one of them writes: it must not write before the others have read.
+        # Without the barrier, a busy GPU that delays warps counts the sink of some rows twice.
         tl.debug_barrier()
         # ±inf: a row without keys (see sink.py)
         absent = (lse == float("inf")) | (lse == float("-inf"))

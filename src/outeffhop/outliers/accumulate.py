@@ -1,4 +1,4 @@
-"""Sums over batches and ranks: what is kept of a tensor while data streams by."""
+"""Running sums of one tensor's statistics, over batches and ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Mean", "TensorSums"]
 
 @dataclass
 class Mean:
-    """A mean in the making."""
+    """A running mean."""
 
     total: float = 0.0
     count: int = 0
@@ -36,7 +36,7 @@ class Mean:
 
 @dataclass
 class TensorSums:
-    """One tensor's sums; ``keep`` bounds the positions and channels that are reported."""
+    """Sums of one tensor; at most ``keep`` positions and channels are reported."""
 
     keep: int
     samples: int = 0
@@ -50,8 +50,8 @@ class TensorSums:
     kurtosis: Mean = field(default_factory=Mean)
     token_kurtosis: Mean = field(default_factory=Mean)
     positions: list[Position] = field(default_factory=list)
-    counts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # of outliers per channel, [d]
-    maxima: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))  # the largest |x| of them, [d]
+    counts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # outliers per channel, [d]
+    maxima: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))  # largest |x| of them, [d]
 
     def add(self, batch: BatchStats, first_sample: int) -> None:
         self._widen(batch.width)
@@ -61,7 +61,7 @@ class TensorSums:
         self.non_finite += batch.non_finite
         self.inf_norm.add(batch.inf_norm)
         self.token_inf_norm.add(batch.token_inf_norm)
-        # A constant has no kurtosis and is passed over; what is nan by a nan in it is not.
+        # A constant sample has no kurtosis and is skipped. A kurtosis that is nan because of a nan in x is not.
         finite = batch.inf_norm.isfinite()
         self.kurtosis.add(batch.kurtosis[~(finite & batch.kurtosis.isnan())])
         finite = batch.token_inf_norm.isfinite()
@@ -74,13 +74,13 @@ class TensorSums:
         self.outliers += size.numel()
         self.counts += torch.bincount(batch.where[2], minlength=len(self.counts))
         self.maxima.scatter_reduce_(0, batch.where[2], size, "amax")
-        # ties included, so that which of them stay does not depend on the batches
+        # with ties, so that which of them are kept does not depend on the batches
         largest = size >= size.topk(min(self.keep, size.numel())).values[-1]
         found = zip(batch.outliers[largest].tolist(), *batch.where[:, largest].tolist(), strict=True)
         self._keep([Position(value, first_sample + s, token, channel) for value, s, token, channel in found])
 
     def merge(self, other: TensorSums, first_sample: int) -> None:
-        """Adds another rank's sums, whose samples are numbered from ``first_sample`` on."""
+        """Adds the sums of another rank, whose samples are numbered from ``first_sample``."""
         self._widen(len(other.counts))
         other._widen(len(self.counts))
         self.counts += other.counts
@@ -121,7 +121,7 @@ class TensorSums:
         self.positions = sorted(found, key=lambda p: (-abs(p.value), p.sample, p.token, p.channel))[: self.keep]
 
     def _widen(self, width: int) -> None:
-        """Features are as many in every batch, but for tensors whose last dimension is the sequence."""
+        """Adds channels: tensors whose last dimension is the sequence differ in width between batches."""
         missing = max(0, width - len(self.counts))
         self.counts = nn.functional.pad(self.counts, (0, missing))
         self.maxima = nn.functional.pad(self.maxima, (0, missing))

@@ -1,4 +1,4 @@
-"""One pass over data: hooks on modules, a watch on attention, and sums."""
+"""Measures outliers in one pass over the data, with hooks on modules and on attention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from outeffhop.outliers.tensors import Pick, pick
 
 __all__ = ["measure"]
 
-# The fields of a config that name special tokens; [MASK] and [UNK] stand where a word is, and are none.
+# Fields of a config that name special tokens. [MASK] and [UNK] stand for words and do not count.
 _SPECIAL = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")
 
 
@@ -41,36 +41,35 @@ def measure(
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> OutlierReport:
-    """The outliers in a model's activations, and what its heads attend to, in one pass over data.
+    """Measures the outliers in a model's activations, and what its heads attend to, in one pass over the data.
 
-    Statistics run over tokens that are not padding, as ``attention_mask`` tells them. A sample is an entry of the
-    batch: a tensor [B·k, …, d], as STanHop-Net makes of k series, is read as B samples, all but its last dimension
-    as tokens; one that all samples share, [1, …, d], counts for each of them. The result does not depend on how
-    samples are split into batches, nor, under ``torch.distributed``, into ranks: each rank measures its own
-    batches, and all get the whole report.
+    Padding is left out, as ``attention_mask`` marks it. A sample is one entry of the batch. A tensor [B·k, …, d], as
+    STanHop-Net has for k series, is read as B samples whose tokens are all dimensions except the last. A tensor
+    [1, …, d] that all samples share counts once for each of them. The result does not depend on how samples are split
+    into batches. Under ``torch.distributed`` each rank measures its own batches, and all ranks get the whole report.
 
     Args:
-        model: any module; is in evaluation mode meanwhile. One in (Distributed)DataParallel is measured without it.
-        batches: keyword arguments of the model; tensors are moved to its device.
+        model: any module; it is put into evaluation mode for the measurement. (Distributed)DataParallel is unwrapped.
+        batches: keyword arguments of the model; tensors are moved to the model's device.
         tensors: "paper", "all" or patterns of module names; see ``outeffhop.outliers.tensors.pick``.
-        special_ids: ids of special tokens; by default those the model's config names.
-        attention: whether heads are measured as well.
-        keep: how many positions and channels of outliers a tensor's report has at most.
-        limit: how many batches at most.
-        progress: is called after each batch with how many are done.
+        special_ids: ids of special tokens; by default those in the model's config.
+        attention: also measure attention heads.
+        keep: largest number of outlier positions and channels to report per tensor.
+        limit: largest number of batches.
+        progress: called after each batch with the number of batches done.
     """
     for name, value in (("keep", keep), ("limit", limit)):
         if value is not None and value < 1:
-            raise ValueError(f"{name}={value}: at least 1 is needed")
+            raise ValueError(f"{name}={value}: must be at least 1")
     if hasattr(model, "_orig_mod"):
-        raise TypeError("model is compiled, and cannot be looked into; give the one it was made of: model._orig_mod")
+        raise TypeError("model is compiled, so its modules cannot be observed: give model._orig_mod")
     if isinstance(model, nn.DataParallel | DistributedDataParallel):
-        model = model.module  # whose config says which tensors are the paper's
+        model = model.module  # the config inside says which tensors the paper measures
     simulation = getattr(model, "_outeffhop_simulation", None)
     if attention and simulation is not None and simulation.layout.operations:
         raise ValueError(
-            "model is quantized, the inside of its attention as well, by which heads cannot be measured: "
-            "attention=False measures its tensors"
+            "model is quantized inside its attention, so heads cannot be measured: "
+            "use attention=False to measure its tensors"
         )
     picks = pick(model, tensors)
     special = _special_ids(model) if special_ids is None else tuple(sorted(set(map(int, special_ids))))
@@ -82,11 +81,11 @@ def measure(
         error = caught
     collector = _over_ranks(collector, error)
     if not collector.samples:
-        raise ValueError("batches is empty: there is nothing to measure")
+        raise ValueError("batches is empty: give at least one batch")
     found = [collector.tensors[p.name].stats(p.name, p.kurtosis) for p in picks]
     found = [t for t in found if t.tokens]
     if not found:
-        raise ValueError(f"tensors={tensors!r}: none of the {len(picks)} modules it chooses ran")
+        raise ValueError(f"tensors={tensors!r}: none of the {len(picks)} modules it selects ran")
     heads = [sums.stats(name) for name, sums in collector.heads.items()]
     return OutlierReport(
         model=type(model).__name__,
@@ -124,8 +123,8 @@ class _Collector:
             for done, batch in enumerate(batches, 1):
                 if not isinstance(batch, Mapping):
                     raise TypeError(
-                        f"batches hold a {type(batch).__name__}: mappings of the model's argument names to tensors "
-                        "are needed, [{'input_ids': ids}]"
+                        f"batches contains a {type(batch).__name__}: each batch must map the model's argument names "
+                        "to tensors, as in [{'input_ids': ids}]"
                     )
                 inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
                 self._tokens = self._read(inputs)
@@ -148,7 +147,7 @@ class _Collector:
         return module.register_forward_hook(lambda _, args, output: see(output))
 
     def _add(self, name: str, x: Tensor) -> None:
-        # a container hands on the very tensor its last part made: it need not be measured again
+        # a container returns the same tensor as its last module: it need not be measured again
         if self._last is None or self._last[0] is not x or self._last[1] != _version(x):
             shaped = _as_samples(x, self._tokens)
             if shaped is None:
@@ -163,18 +162,18 @@ class _Collector:
         wanted = getattr(self.model, "main_input_name", None)
         if wanted is not None and wanted not in inputs and "inputs_embeds" not in inputs:
             raise ValueError(
-                f"batches hold {', '.join(inputs) or 'nothing'}, but {type(self.model).__name__} takes {wanted}: "
-                "data of another kind than the model's"
+                f"batches contain {', '.join(inputs) or 'nothing'}, but {type(self.model).__name__} takes {wanted}: "
+                "the data does not fit the model"
             )
         first = inputs.get(wanted or "", next((v for v in inputs.values() if isinstance(v, Tensor)), None))
         if first is None or not first.dim() or not first.shape[0]:
-            raise ValueError("batches hold a batch without samples")
+            raise ValueError("batches contains a batch without samples")
         real, ids = inputs.get("attention_mask"), inputs.get("input_ids")
         real = real.bool() if isinstance(real, Tensor) and real.dim() == 2 and not bool(real.bool().all()) else None
         if real is not None and getattr(getattr(self.model, "config", None), "is_encoder_decoder", False):
             raise ValueError(
-                f"attention_mask pads tokens of the encoder of {type(self.model).__name__}, and would be taken for the "
-                "decoder's as well: give batches of samples of one length"
+                f"attention_mask marks padding of the encoder of {type(self.model).__name__}, but would also be "
+                "applied to the decoder: give batches of samples of equal length"
             )
         special = None
         if isinstance(ids, Tensor) and self.special:
@@ -183,7 +182,7 @@ class _Collector:
 
 
 def _as_samples(x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor | None] | None:
-    """[B, rows, d] and which rows count; None where the first dimension is not the samples'."""
+    """[B, rows, d] and which rows count; None if the first dimension is not the samples."""
     b = tokens.samples
     if x.dim() < 2 or x.numel() == 0:
         return None
@@ -196,7 +195,7 @@ def _as_samples(x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor | None] | Non
 
 
 def _version(x: Tensor) -> float:
-    """How often x was changed in place; inference mode does not count, and nan is no version twice."""
+    """How often x was changed in place. Inference mode does not count it: nan never equals an earlier version."""
     return math.nan if x.is_inference() else x._version
 
 
@@ -225,7 +224,7 @@ def _method(model: Any) -> str:
 
 
 def _over_ranks(mine: _Collector, error: Exception | None) -> _Collector:
-    """All ranks' sums as one. What raised on one rank raises on all: none may wait for one that has left."""
+    """Merges the sums of all ranks. An error on one rank is raised on all, so that none waits for it."""
     if not (dist.is_available() and dist.is_initialized()):
         if error is not None:
             raise error

@@ -1,8 +1,8 @@
-"""What heads attend to: the first token, special tokens, nothing; and how sharply.
+"""What attention heads attend to: the first token, special tokens or nothing, and how sharply.
 
-Of softmax_n a fused kernel gives the logsumexp, and a probability is exp(score − lse); so the scores are made once
-more, some samples at a time, and nothing but their maximum and a few columns is looked at. Where the weights are at
-hand (clipped softmax, entmax), they serve.
+For softmax_n the fused kernel returns the logsumexp, and a probability is exp(score − lse). The scores are computed
+again, a few samples at a time, and only their maximum and a few columns are used. Methods that return their weights
+(clipped softmax, entmax) are measured on these.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from outeffhop.outliers.outlier_report import HeadStats
 
 __all__ = ["HeadSums", "Tokens"]
 
-# Scores held at a time: some megabytes, which stay in a cache.
+# Scores in memory at a time: a few megabytes, which fit into a CPU cache.
 _AT_A_TIME = 2**21
-# Queries of a causal call taken together.
+# Queries of a causal call computed together.
 _QUERIES = 128
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a batch, as far as they are known.
+    """What is known about the tokens of a batch.
 
     Attributes:
         samples: B.
-        real: [B, T], bool: which are not padding; None where all are, or there are no tokens.
-        special: [B, T], bool; None where it is not known.
+        real: [B, T], bool: False at padding; None if there is no padding, or there are no tokens.
+        special: [B, T], bool: True at special tokens; None if unknown.
     """
 
     samples: int
@@ -39,17 +39,17 @@ class Tokens:
     special: Tensor | None = None
 
     def rows(self, x: Tensor) -> Tensor | None:
-        """Which rows of a tensor [B, T, …] or [B·T, …] are of real tokens; None where all are."""
+        """Which rows of a tensor [B, T, …] or [B·T, …] belong to real tokens; None if all do."""
         if self.real is None:
             return None
         if x.dim() > 2 and x.shape[:2] == self.real.shape:
-            inner = x[0, 0, ..., 0].numel()  # [B, T, H, d] has H rows a token
+            inner = x[0, 0, ..., 0].numel()  # [B, T, H, d] has H rows per token
             return self.real.repeat_interleave(inner, 1)
         return self.real if x.dim() == 2 and x.shape[0] == self.real.numel() else None
 
 
 class HeadSums:
-    """One attention module's sums."""
+    """Sums of one attention module."""
 
     def __init__(self) -> None:
         self.queries = 0
@@ -61,7 +61,7 @@ class HeadSums:
             n, lq = masses.shape[1], masses.shape[3]
             counts = _fitting(tokens.real, call, -2)
             counts = torch.ones(n, lq, dtype=torch.bool) if counts is None else counts[rows, queries].cpu()
-            # padding's queries may hold anything, nan too
+            # queries of padding may hold anything, also nan
             kept = torch.where(counts[:, None], masses.cpu().double(), 0.0).sum((1, 3))  # [4, H]
             self.sums = kept if self.sums is None else self.sums + kept
             self.queries += int(counts.sum())
@@ -81,7 +81,7 @@ class HeadSums:
 
 
 def _fitting(of_tokens: Tensor | None, call: Call, dim: int) -> Tensor | None:
-    """[B, T] where the call's queries (dim −2) or keys (−1) are these tokens; not so where samples are folded."""
+    """[B, T] if the queries (dim −2) or keys (−1) of the call are these tokens, else None."""
     length = call.query.shape[-2] if dim == -2 else call.key.shape[-2]
     fits = of_tokens is not None and call.query.dim() == 4 and of_tokens.shape == (call.query.shape[0], length)
     return of_tokens if fits else None
@@ -90,7 +90,7 @@ def _fitting(of_tokens: Tensor | None, call: Call, dim: int) -> Tensor | None:
 def _masses(
     call: Call, lse: Tensor | None, weights: Tensor | None, tokens: Tokens
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Some samples' and queries' [4, n, H, q]: mass on the first token, on special ones, on nothing, the largest."""
+    """Yields [4, n, H, q] for some samples and queries: first token, special tokens, no-op, largest probability."""
     query, key = call.query.flatten(0, -4), call.key.flatten(0, -4)  # [N, H, Lq, D], [N, G, Lk, D]
     n, heads, lq, lk = *query.shape[:3], key.shape[2]
     real, special = _fitting(tokens.real, call, -1), _fitting(tokens.special, call, -1)
@@ -115,13 +115,13 @@ def _masses(
                 (s[i][..., chosen] - at[i][..., None]).exp().sum(-1) for i, chosen in _marked(special, rows, keys)
             ]
             largest = (s.amax(-1) - at).exp().clamp(max=1)
-            empty = at.isneginf()  # softmax of no key at all: weights 0
+            empty = at.isneginf()  # softmax without any key: weights are 0
             column, largest = column.masked_fill(empty, 0), largest.masked_fill(empty, 0)
             yield rows, queries, _stacked(column, marked, _no_op(call, at), largest)
 
 
 def _blocks(call: Call, lq: int, lk: int) -> Iterator[tuple[slice, int]]:
-    """Queries with how many keys they may see: under a causal mask the early ones see few."""
+    """Ranges of queries, and how many keys they can see: under a causal mask early queries see few."""
     if not call.is_causal or call.mask is not None:
         yield slice(0, lq), lk
         return
@@ -136,7 +136,7 @@ def _stacked(column: Tensor, marked: list[Tensor], no_op: Tensor, largest: Tenso
 
 
 def _marked(special: Tensor | None, rows: slice, keys: int) -> list[tuple[int, Tensor]]:
-    """Each sample of these rows with the places of its special tokens among the first keys: they are few."""
+    """The positions of special tokens among the first keys, for each sample of these rows."""
     return [] if special is None else [(i, row[:keys].nonzero()[:, 0]) for i, row in enumerate(special[rows])]
 
 
@@ -147,20 +147,20 @@ def _no_op(call: Call, lse: Tensor) -> Tensor:
 
 
 def _scores(call: Call, query: Tensor, key: Tensor, rows: slice, queries: slice) -> Tensor:
-    """q·kᵀ·scale with −inf at keys that take no part.  [n, H, q, k]"""
+    """q·kᵀ·scale, −inf at masked keys.  [n, H, q, k]"""
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     query, key = query.to(dtype) * call.scale, key.to(dtype)
-    if call.grouped:  # query heads that share a key head, side by side
+    if call.grouped:  # query heads that share a key head are adjacent
         shared = query.unflatten(1, (key.shape[1], -1))  # [n, G, H/G, Lq, D]
         s = (shared @ key[:, :, None].transpose(-2, -1)).flatten(1, 2)
     else:
         s = query @ key.transpose(-2, -1)
     if call.mask is not None:
         mask = call.mask
-        if mask.dim() > 3:  # the queries' leading dimensions, of which the mask may have some as 1
+        if mask.dim() > 3:  # leading dimensions as the queries have them; the mask may have 1 there
             mask = mask.expand(*call.query.shape[:-3], *mask.shape[-3:]).flatten(0, -4)[rows]
         s = s.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else s.add_(mask.to(dtype))
     if call.is_causal:
-        later = s[..., queries.start :]  # the keys before the first of these queries are seen by all of them
+        later = s[..., queries.start :]  # all of these queries see the keys before the first of them
         later.masked_fill_(torch.ones(later.shape[-2:], dtype=torch.bool, device=s.device).triu_(1), -torch.inf)
     return s

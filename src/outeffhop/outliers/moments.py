@@ -1,9 +1,9 @@
-"""The numbers of one activation tensor in one batch: inf norms, kurtosis, and the values beyond 6σ.
+"""Statistics of one activation tensor in one batch: inf norms, kurtosis, and the values beyond 6σ.
 
-A tensor [B, T, d] is read token by token, a few times while it is in the cache: sums of powers about a point near
-each token's mean, and its extremes. All else follows in float64 from these [B, T] numbers: moments of whole samples
-by shifting every token's sums to the sample's mean, and padding by leaving tokens out. Only tokens that hold a value
-beyond 6σ are read again.
+A tensor [B, T, d] is reduced token by token while it is in the CPU cache: to sums of powers about a point near each
+token's mean, and to its extremes. Everything else follows in float64 from these [B, T] numbers. Moments of whole
+samples come from shifting the sums of every token to the sample's mean; padding is left out. Only tokens that contain
+a value beyond 6σ are read again.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch import Tensor
 
 __all__ = ["SIGMAS", "BatchStats", "Scratch", "batch_stats"]
 
-# A value farther than this many standard deviations from its sample's mean is an outlier.
+# An outlier is a value more than this many standard deviations away from its sample's mean.
 SIGMAS = 6.0
 
 
 @dataclass(frozen=True)
 class BatchStats:
-    """What one batch says of one tensor. All on the CPU, float64 or int64.
+    """Statistics of one tensor in one batch. All on the CPU, float64 or int64.
 
     Attributes:
         inf_norm: max |x| of each sample, [B].
-        kurtosis: of each sample over its tokens and features, [B]; nan where the sample is constant.
+        kurtosis: of each sample over its tokens and features, [B]; nan if the sample is constant.
         token_inf_norm: max |x| of each token that counts, [N].
-        token_kurtosis: of each token over its features, [N]; nan where the token is constant.
-        values: how many numbers were looked at.
+        token_kurtosis: of each token over its features, [N]; nan if the token is constant.
+        values: how many numbers were measured.
         non_finite: how many of them are nan or infinite.
         width: d.
         where: sample, token and channel of each value beyond 6σ, [3, K].
@@ -48,16 +48,16 @@ class BatchStats:
 
 
 class Scratch:
-    """Memory for intermediate tensors, kept from one activation to the next.
+    """Memory for intermediate tensors that is reused from one activation to the next.
 
-    Fresh megabytes come from the system page by page, which costs several times what is then computed in them.
+    Allocating it each time would take several times as long as the computation itself.
     """
 
     def __init__(self) -> None:
         self._held: Tensor | None = None
 
     def two_like(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Two tensors of x's shape, contents arbitrary, valid until the next call."""
+        """Two tensors of x's shape with arbitrary content, valid until the next call."""
         held, size = self._held, x.numel()
         if held is None or held.shape[1] < size or held.dtype != x.dtype or held.device != x.device:
             held = self._held = torch.empty(2, size, dtype=x.dtype, device=x.device)
@@ -66,21 +66,21 @@ class Scratch:
 
 
 def batch_stats(x: Tensor, counts: Tensor | None = None, scratch: Scratch | None = None) -> BatchStats:
-    """The numbers of one tensor.
+    """Statistics of one tensor.
 
     Args:
         x: [B, T, d], any floating-point dtype and device; B, T, d ≥ 1.
-        counts: [B, T], bool: False leaves a token out (padding). Samples without any token are left out whole.
-        scratch: memory to work in, for one call after the other.
+        counts: [B, T], bool: False leaves a token out (padding). Samples without any token are left out.
+        scratch: memory to reuse between calls.
     """
     width = x.shape[-1]
-    # numpy from here on: these arrays are small, and torch would spend more on calls than on numbers
+    # numpy from here on: for arrays this small, calls into torch would take longer than the computation
     keep = np.ones(x.shape[:2], dtype=bool) if counts is None else counts.cpu().numpy()
     sums = np.where(keep, _token_sums(x, scratch or Scratch()).numpy(), 0.0)  # [7, B, T]
     centre, s1, s2, s3, s4, low, high = sums
     size = np.maximum(np.abs(high), np.abs(low))  # propagates nan
     samples = keep.any(1)
-    with np.errstate(all="ignore"):  # nan and inf in the data go their way, and are reported
+    with np.errstate(all="ignore"):  # nan and inf in the data are passed on and reported
         # about the sample's mean: Σ(x − μ)⁴ = Σ over tokens of Σ(c + δ)⁴, c = x − centre, δ = centre − μ
         number = np.maximum(width * keep.sum(1), 1).astype(np.float64)
         mean = np.where(keep, width * centre + s1, 0.0).sum(1) / number
@@ -121,11 +121,11 @@ def batch_stats(x: Tensor, counts: Tensor | None = None, scratch: Scratch | None
 
 
 def _token_sums(x: Tensor, scratch: Scratch) -> Tensor:
-    """Of each token: a point near its mean, Σc, Σc², Σc³, Σc⁴ about it, min and max.  [7, B, T], float64, CPU"""
+    """For each token: a point near its mean, Σc, Σc², Σc³, Σc⁴ about it, min and max.  [7, B, T], float64, CPU"""
     if x.dtype != torch.float64:
         x = x.float()
     high, low, centre = x.amax(-1), x.amin(-1), x.mean(-1)
-    # in units of the largest distance, or the fourth power of a float32 would overflow at 10⁹ and vanish at 10⁻⁹
+    # in units of the largest distance: the fourth power of a float32 overflows at 10⁹ and vanishes at 10⁻⁹
     unit = torch.maximum(high - centre, centre - low)
     unit = torch.where(unit == 0, 1.0, unit)
     c, square = scratch.two_like(x)
@@ -138,9 +138,9 @@ def _token_sums(x: Tensor, scratch: Scratch) -> Tensor:
 
 
 def _beyond(x: Tensor, reach: Tensor, mean: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
-    """Where x is farther than ``distance`` from ``mean``, both per sample, among the tokens of ``reach``."""
+    """Where x is more than ``distance`` away from ``mean``, both per sample, among the tokens in ``reach``."""
     samples, tokens = reach.nonzero(as_tuple=True)
-    # on x's device to the end: heavy tails make many rows, of which few numbers are outliers
+    # on x's device until the end: heavy tails select many rows that contain few outliers
     at, mean, distance = (t.to(x.device) for t in (samples, mean, distance))
     rows = x[at, tokens.to(x.device)].double()  # [R, d]
     row, channel = ((rows - mean[at, None]).abs() > distance[at, None]).nonzero(as_tuple=True)

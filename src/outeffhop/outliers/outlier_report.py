@@ -1,25 +1,20 @@
-"""What a measurement gives: per tensor, per head, and the paper's two numbers; to JSON and back."""
+"""The result of a measurement: statistics per tensor and per head, and the paper's two numbers."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from outeffhop._io import from_json_value, parse_json, to_plain, write_whole
+from outeffhop._dataclass_io import JsonReport
 
 __all__ = ["Channel", "HeadStats", "OutlierReport", "Position", "TensorStats", "compare", "place_of"]
-
-_FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Position:
-    """A value beyond 6σ: in which sample, at which of its tokens, in which channel."""
+    """A value beyond 6σ, and the sample, token and channel it is in."""
 
     value: float
     sample: int
@@ -29,7 +24,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Channel:
-    """A channel that carries values beyond 6σ: how many, and the largest |x| of them."""
+    """A channel with values beyond 6σ: how many, and their largest |x|."""
 
     channel: int
     count: int
@@ -38,22 +33,22 @@ class Channel:
 
 @dataclass(frozen=True)
 class TensorStats:
-    """One tensor over all samples. Numbers are nan or infinite where activations were: see ``non_finite``.
+    """Statistics of one tensor over all samples; nan or infinite if activations were (see ``non_finite``).
 
     Attributes:
-        name: of the module; ``:input`` behind it says that this is what the module is given.
+        name: of the module whose output it is, or whose input if the name ends with ``:input``.
         samples, tokens, width: how many samples and tokens were measured, and the features of a token.
-        inf_norm: max |x| per sample, the mean over samples; the paper's.
+        inf_norm: the paper's: max |x| per sample, averaged over samples.
         max_abs: the true maximum of |x|.
-        token_inf_norm: max |x| per token, the mean over tokens.
-        kurtosis: of a sample over tokens and features, the mean over samples; a Gaussian has 3. None where every
-            sample is constant. Constant samples and tokens have none and are not in the means.
-        token_kurtosis: of a token over its features, the mean over tokens.
-        outliers: how many values are farther than 6σ from their sample's mean.
-        values: of how many.
+        token_inf_norm: max |x| per token, averaged over tokens.
+        kurtosis: per sample over tokens and features, averaged over samples; 3 for a Gaussian. Constant samples have
+            no kurtosis and are left out of the average; None if all are constant.
+        token_kurtosis: per token over features, averaged over tokens.
+        outliers: how many values are more than 6σ away from their sample's mean.
+        values: how many values there are.
         non_finite: how many values are nan or infinite.
         positions: of the largest outliers, largest first.
-        channels: those with most outliers, most first.
+        channels: those with the most outliers, most first.
         in_kurtosis: whether it counts in the report's average kurtosis.
     """
 
@@ -77,7 +72,7 @@ class TensorStats:
     def place(self) -> tuple[str, int | None, str]:
         """Stack, layer and component: ``bert.encoder.layer.3.output.dense`` is (bert.encoder.layer, 3, output.dense).
 
-        Outside all layers the layer is None; a layer's own output has the component "".
+        The layer is None outside all layers. The component of a layer's own output is "".
         """
         return place_of(self.name)
 
@@ -92,15 +87,15 @@ def place_of(tensor: str) -> tuple[str, int | None, str]:
 
 @dataclass(frozen=True)
 class HeadStats:
-    """The heads of one attention module, each number a mean over its queries, padding left out.
+    """Statistics of the heads of one attention module, averaged over queries without padding.
 
     Attributes:
         name: of the module.
         queries: how many were measured.
         first_token: attention on the first token that is not padding, [H].
-        special_tokens: attention on special tokens, [H]; None where the ids of tokens, or which are special, are
-            not known.
-        no_op: 1 − γ, γ the sum of a query's probabilities: attention to nothing, [H].
+        special_tokens: attention on special tokens, [H]; None if the token ids, or which of them are special, are
+            unknown.
+        no_op: attention to nothing, [H]: 1 − γ, where γ is the sum of a query's probabilities.
         max_probability: the largest probability of a query, [H].
     """
 
@@ -113,18 +108,21 @@ class HeadStats:
 
 
 @dataclass(frozen=True)
-class OutlierReport:
-    """The outliers of a model on some data.
+class OutlierReport(JsonReport):
+    """The outliers of a model on some data; ``save`` and ``load`` keep it as JSON.
 
     Attributes:
         model: its class.
-        method: its attention method, or another attention implementation.
+        method: its attention method, or its attention implementation if that is not one of ours.
         samples: how many were measured.
-        chosen: "paper", "all" or patterns: which tensors.
+        chosen: which tensors were measured: "paper", "all" or patterns.
         special_ids: the ids counted as special tokens.
         tensors: in the model's order.
-        attention: per attention module, in the order they ran.
+        attention: one entry per attention module, in the order they ran.
     """
+
+    FORMAT = "outeffhop.outliers.1"
+    DERIVED = ("summary",)
 
     model: str
     method: str
@@ -141,12 +139,12 @@ class OutlierReport:
 
     @property
     def avg_token_kurtosis(self) -> float:
-        """The same with kurtosis per token."""
+        """The same for kurtosis per token."""
         return _mean([t.token_kurtosis for t in self.tensors if t.in_kurtosis])
 
     @property
     def max_inf_norm(self) -> float:
-        """The paper's: max |x| per sample, averaged over samples; the largest of all tensors."""
+        """The paper's: max |x| per sample, averaged over samples; then the largest over tensors."""
         return _max([t.inf_norm for t in self.tensors])
 
     @property
@@ -156,13 +154,13 @@ class OutlierReport:
 
     @property
     def no_op(self) -> float | None:
-        """1 − γ, the mean over all heads; None where no attention was seen."""
+        """1 − γ, averaged over all heads; None if no attention was measured."""
         found = [p for heads in self.attention for p in heads.no_op]
         return _mean(found) if found else None
 
     @property
     def non_finite(self) -> dict[str, int]:
-        """Tensor → how many of its values are nan or infinite, of those that have any."""
+        """How many values are nan or infinite, by tensor, for tensors that have any."""
         return {t.name: t.non_finite for t in self.tensors if t.non_finite}
 
     def worst(self, k: int = 10) -> list[TensorStats]:
@@ -174,7 +172,7 @@ class OutlierReport:
         return sorted(self.tensors, key=badness, reverse=True)[:k]
 
     def table(self, k: int = 10) -> list[dict[str, Any]]:
-        """The k worst tensors as rows, with the channels that carry their outliers."""
+        """The k worst tensors as rows, with the channels that have the most outliers."""
         return [
             {
                 "tensor": t.name,
@@ -207,39 +205,11 @@ class OutlierReport:
             "non_finite": self.non_finite,
         }
 
-    def to_json(self) -> str:
-        """JSON as the standard has it: numbers that are not finite are written as "nan", "inf", "-inf"."""
-        content = {"format": _FORMAT, "summary": self.summary, **asdict(self)}
-        return json.dumps(to_plain(content), indent=1, allow_nan=False) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> OutlierReport:
-        try:
-            content = parse_json(text)
-            if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-                raise ValueError(f"its format is not {_FORMAT}, which is what is read here")
-            content.pop("summary", None)  # made of the rest
-            report: OutlierReport = from_json_value(cls, content)
-            return report
-        except ValueError as error:
-            raise ValueError(f"this is no outlier report: {error}") from error
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes JSON; an older file is replaced at once or stays as it is."""
-        write_whole(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> OutlierReport:
-        try:
-            return cls.from_json(Path(path).read_bytes().decode())
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-
 
 def compare(reports: dict[str, OutlierReport]) -> list[dict[str, Any]]:
-    """One row per report, with ratios to the first: 0.1 in ``max_inf_norm_ratio`` is a tenth of its inf norm."""
+    """One row per report, with ratios to the first: ``max_inf_norm_ratio`` 0.1 means a tenth of its inf norm."""
     if not reports:
-        raise ValueError("reports is empty: at least one is needed")
+        raise ValueError("reports is empty: give at least one")
     rows: list[dict[str, Any]] = []
     for name, report in reports.items():
         row = {"name": name, **report.summary}

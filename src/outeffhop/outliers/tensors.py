@@ -1,4 +1,4 @@
-"""Which tensors of a model are measured: the paper's, architecture by architecture, and a like choice for others."""
+"""Which tensors of a model are measured: the paper's choice for its architectures, a similar one for others."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from fnmatch import fnmatchcase
 from torch import nn
 from transformers import PreTrainedModel
 
-from outeffhop.models.extension import Extension
 from outeffhop.models.modules import attention_modules, has_attention
-from outeffhop.nn import Gate, QkNorm
+from outeffhop.state import MethodState
 
 __all__ = ["PAPER", "Rule", "Pick", "pick"]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Modules by name, and what of them counts.
+    """Selects modules by name, and which of their tensors is measured.
 
     Attributes:
-        pattern: a regular expression for the end of a module's name, from a dot on.
-        side: "output", or "input" for what the module is given.
-        kurtosis: whether the tensor counts in the average kurtosis; in the inf norm all count.
+        pattern: a regular expression for the last parts of a module's name.
+        side: "output" or "input".
+        kurtosis: whether the tensor counts in the average kurtosis; all tensors count in the inf norm.
     """
 
     pattern: str
@@ -34,13 +33,13 @@ class Rule:
 
 
 _BERT = (
-    # The LayerNorm is the one after the FFN; its input is the residual sum.
+    # the LayerNorm after the FFN; its input is the residual sum
     Rule(r"layer\.\d+\.output\.(dense|LayerNorm)"),
     Rule(r"layer\.\d+\.output\.LayerNorm", side="input", kurtosis=False),
 )
 PAPER: dict[str, tuple[Rule, ...]] = {  # by model_type
     "bert": _BERT,
-    "roberta": _BERT,  # built as BERT is, as are the two below
+    "roberta": _BERT,  # built like BERT, as are the two below
     "xlm-roberta": _BERT,
     "electra": _BERT,
     "opt": (
@@ -51,7 +50,7 @@ PAPER: dict[str, tuple[Rule, ...]] = {  # by model_type
     "stanhop": (Rule(r"decoder\.\d+(\..+)?"),),
 }
 
-# In evaluation these hand their input on, or have no tensor of their own.
+# In evaluation mode these return their input, or have no tensor of their own.
 _SILENT = (nn.Dropout, nn.Identity, nn.ModuleList, nn.ModuleDict, PreTrainedModel)
 _MLP = re.compile(r"mlp|ffn|feed_?forward|moe|experts", re.IGNORECASE)
 
@@ -70,26 +69,26 @@ class Pick:
 
 
 def pick(model: nn.Module, tensors: str | Sequence[str] = "paper") -> list[Pick]:
-    """The tensors of a model to measure, in the order of its modules.
+    """Selects the tensors of a model to measure, in the order of its modules.
 
     Args:
         model: any module.
-        tensors: "paper" takes those the paper measures in BERT, OPT, ViT and STanHop-Net, and in other
-            transformers models the outputs of blocks, MLPs, norms and attention's output projections. What a
-            method adds (gates, QK-norm) is left out, so that all methods are measured on the same tensors. "all" takes
-            every module's output. A list holds patterns of module names as ``fnmatch`` has them; a pattern that
-            ends with ``:input`` takes what the module is given.
+        tensors: "paper" selects those the paper measures in BERT, OPT, ViT and STanHop-Net; in other models the
+            outputs of blocks, MLPs, norms and attention output projections. What a method adds (gates, QK-norm) is left
+            out, so that all methods are measured on the same tensors. "all" selects the output of every module. A list
+            contains ``fnmatch`` patterns of module names; a pattern that ends with ``:input`` selects the module's
+            input.
     """
     if isinstance(tensors, str):
         if tensors not in ("paper", "all"):
-            raise ValueError(f"tensors={tensors!r}: 'paper', 'all' or a list of patterns of module names is needed")
+            raise ValueError(f"tensors={tensors!r}: must be 'paper', 'all' or a list of patterns of module names")
         found = _paper(model) if tensors == "paper" else [Pick(name) for name in _speaking(model)]
     else:
         found = _matching(model, list(tensors))
     if not found:
         raise ValueError(
-            f"tensors={tensors!r}: no tensor of {type(model).__name__} is chosen by it; "
-            "take tensors='all' or patterns of its module names"
+            f"tensors={tensors!r} selects no tensor of {type(model).__name__}: "
+            "use tensors='all' or patterns of its module names"
         )
     return found
 
@@ -100,7 +99,7 @@ def _speaking(model: nn.Module) -> list[str]:
 
 def _paper(model: nn.Module) -> list[Pick]:
     rules = PAPER.get(getattr(getattr(model, "config", None), "model_type", ""))
-    added = tuple(f"{name}." for name, m in model.named_modules() if isinstance(m, Gate | QkNorm | Extension))
+    added = tuple(f"{name}." for name, m in model.named_modules() if isinstance(m, MethodState))
     names = [name for name in _speaking(model) if not f"{name}.".startswith(added)]
     if rules is None:
         chosen = set(_generic(model))
@@ -114,7 +113,7 @@ def _paper(model: nn.Module) -> list[Pick]:
 
 
 def _generic(model: nn.Module) -> Iterator[str]:
-    """Blocks are the entries of module lists that hold attention; the rest is found in and beside them."""
+    """Blocks are entries of module lists that contain attention; the other tensors are found in and beside them."""
     if not has_attention(model):
         return
     modules = dict(model.named_modules())
@@ -122,7 +121,7 @@ def _generic(model: nn.Module) -> Iterator[str]:
         block = _block(attention, modules)
         if block is None:
             continue
-        # the block's part that attention is in: its last Linear is the output projection
+        # the child of the block that contains attention: its last Linear is the output projection
         branch = ".".join(attention.split(".")[: block.count(".") + 2])
         inside = [name for name in modules if name.startswith(f"{block}.")]
         outside = [name for name in inside if not f"{name}.".startswith(f"{branch}.")]
@@ -132,7 +131,7 @@ def _generic(model: nn.Module) -> Iterator[str]:
         children = [name for name in outside if name.count(".") == block.count(".") + 1]
         mlps = [n for n in children if _MLP.search(n.rpartition(".")[2]) or _MLP.search(type(modules[n]).__name__)]
         yield from mlps or _last_linear(modules, outside)
-        parent = block.rpartition(".")[0].rpartition(".")[0]  # of the list of blocks: holds the final norm
+        parent = block.rpartition(".")[0].rpartition(".")[0]  # contains the list of blocks and the final norm
         yield from (n for n in modules if n.rpartition(".")[0] == parent and n and _is_norm(modules[n]))
 
 
@@ -160,7 +159,7 @@ def _matching(model: nn.Module, patterns: list[str]) -> list[Pick]:
         if not any(fnmatchcase(p.name, pattern) for p in picks):
             near = get_close_matches(pattern, [p.name for p in picks], n=3, cutoff=0.3)
             raise ValueError(
-                f"tensors: no module of {type(model).__name__} matches {pattern!r}; there are, for instance: "
+                f"tensors: no module of {type(model).__name__} matches {pattern!r}; available, for instance: "
                 + ", ".join(near or names[:3])
             )
 

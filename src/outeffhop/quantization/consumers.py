@@ -1,33 +1,31 @@
-"""Who takes a module's output: seen by running the model once, not read from a table of names."""
+"""Finds which modules consume a module's output, by running the model once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from outeffhop.models.inspection import ModulePath
 from outeffhop.quantization.operations import MOVES
 
-__all__ = ["Uses", "uses"]
+__all__ = ["Uses", "uses", "tensors_in"]
 
 _MARK = "_outeffhop_made_by"
 
 
 @dataclass
 class Uses:
-    """What became of the outputs of some modules, the makers, in one run.
+    """Where the outputs of some modules, the makers, went in one run.
 
     Attributes:
-        takers: maker → the modules among those asked for that its output was the input of, in order.
-        elsewhere: maker → where else its output went first: an operation, or out of the model.
-        sources: taker → the makers of all inputs it was given; None stands for any other.
+        takers: maker → the modules of interest that took its output as input, in order.
+        elsewhere: maker → the first other place its output went to: an operation, or out of the model.
+        sources: taker → the makers of all inputs it received; None stands for any other source.
     """
 
     takers: dict[str, list[str]] = field(default_factory=dict)
@@ -39,10 +37,10 @@ def uses(model: nn.Module, run: Callable[[], Any], makers: Collection[str], take
     """Runs the model and follows the makers' outputs, through views of them, to the takers.
 
     Args:
-        model: whose modules are named.
-        run: calls it.
+        model: the model whose modules are named.
+        run: calls the model.
         makers: modules whose outputs are followed.
-        takers: modules whose insides are of no interest.
+        takers: modules that may take them; what happens inside these is ignored.
     """
     found = Uses()
     with ModulePath(model) as path:
@@ -60,10 +58,18 @@ def uses(model: nn.Module, run: Callable[[], Any], makers: Collection[str], take
         finally:
             for handle in handles:
                 handle.remove()
-    leaves = tree_leaves(out.to_tuple() if hasattr(out, "to_tuple") else out)
-    for maker in filter(None, map(_maker, leaves)):
+    for maker in filter(None, map(_maker, tensors_in(out))):
         found.elsewhere.setdefault(maker, "out of the model")
     return found
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and mappings, model outputs among them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(part)
 
 
 def _maker(x: Any) -> str | None:
@@ -74,15 +80,14 @@ class _Tracer(TorchFunctionMode):
     def __init__(self, found: Uses, path: ModulePath) -> None:
         super().__init__()
         self.found, self.path = found, path
-        self.inside = 0  # of how many takers
+        self.inside = 0  # how many takers are being called
 
     def made(self, name: str, module: nn.Module, args: Any, out: Any) -> Any:
         self.found.takers.setdefault(name, [])
         if not isinstance(out, Tensor):
             self.found.elsewhere.setdefault(name, f"into a {type(out).__name__}")
             return None
-        with torch._C.DisableTorchFunction():
-            marked = out.view_as(out)  # another maker may have handed its input on
+        marked = out.view_as(out)  # a new tensor: another maker may have returned its input
         setattr(marked, _MARK, name)
         return marked
 
@@ -104,9 +109,9 @@ class _Tracer(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         if self.inside:
             return out
-        makers = set(filter(None, map(_maker, tree_leaves((args, kwargs)))))
-        tensors = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        if not makers or not tensors:  # nobody's, or a mere question of its shape
+        makers = set(filter(None, map(_maker, tensors_in((args, kwargs)))))
+        tensors = list(tensors_in(out))
+        if not makers or not tensors:  # from no maker, or only a query of the shape
             return out
         first: Any = args[0] if args else None
         if func in MOVES and _maker(first) and all(x.shape[-1:] == first.shape[-1:] for x in tensors):

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from outeffhop.metrics import Batch, Metric, evaluating, metric_for, task_or_embedding, to_device
-from outeffhop.models.config_entry import method_of
-from outeffhop.models.stanhop import StanhopConfig
+from outeffhop.models.summary import model_summary
 from outeffhop.quantization.fold import fold_layernorm
 from outeffhop.quantization.placement_map import quantization_map
 from outeffhop.quantization.points import Power
@@ -18,16 +17,9 @@ from outeffhop.quantization.quantization_report import QuantizationReport, Tenso
 from outeffhop.quantization.schemes import Scheme
 from outeffhop.quantization.simulation import Calibration, freeze, measuring, simulate, simulation_of
 
-__all__ = ["evaluate", "calibrated"]
+__all__ = ["evaluate"]
 
-
-def calibrated(model: nn.Module, batches: Iterable[Batch], scheme: str | Scheme = "W8A8", **options: Any) -> nn.Module:
-    """``simulate``, ``Calibration`` and ``freeze`` in one call; options as of ``simulate``."""
-    quantized = simulate(model, scheme=scheme, **options)
-    with Calibration(quantized), torch.no_grad():
-        for batch in batches:
-            quantized(**to_device(batch, quantized))
-    return freeze(quantized)
+_WORST = 20  # how many of the worst-rounded tensors are reported
 
 
 def evaluate(
@@ -39,32 +31,29 @@ def evaluate(
     seeds: int | Sequence[int] = 3,
     *,
     calibration_batches: int = 16,
-    exclude: Sequence[str] = (),
     fold: bool = False,
-    worst: int = 20,
     progress: Callable[[str], None] | None = None,
 ) -> QuantizationReport:
     """What quantization costs a model.
 
     Args:
         model: in floating point; it is run in eval mode and left as it was.
-        calibration: batches, of which each seed draws ``calibration_batches`` without replacement, or a
-            function from a seed to the batches drawn.
-        evaluation: batches of the metric, with labels or future values.
-        metric: a task's name, or a function of a model and batches; by default the model's task's.
+        calibration: batches, from which each seed draws ``calibration_batches`` without replacement, or a
+            function that returns the batches for a seed.
+        evaluation: batches for the metric, with labels or future values.
+        metric: the name of a task, or a function of a model and batches; by default the metric of the model's task.
         scheme: "W8A8", "W4A8 per-token", "smoothquant", … or a ``Scheme``.
         seeds: how many (0, 1, …), or which.
-        exclude: as of ``simulate``.
-        fold: ``fold_layernorm`` comes first, by the first batch of the evaluation.
-        worst: how many of the worst-rounded tensors are reported.
-        progress: is told what begins.
+        calibration_batches: how many batches each seed draws.
+        fold: fold LayerNorms into the next layers first (``fold_layernorm``), using the first evaluation batch.
+        progress: called with a few words at the start of each step.
     """
     chosen = Scheme.parse(scheme)
     drawn = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     if not drawn:
-        raise ValueError(f"seeds={seeds}: at least one is needed")
+        raise ValueError(f"seeds={seeds}: must give at least one")
     if calibration_batches < 1:
-        raise ValueError(f"calibration_batches={calibration_batches}: at least 1 is needed")
+        raise ValueError(f"calibration_batches={calibration_batches}: must be at least 1")
     evaluated = list(evaluation)
     if not evaluated:
         raise ValueError("evaluation holds no batch: a metric needs data")
@@ -76,14 +65,14 @@ def evaluate(
 
     with evaluating(model):
         tell("floating point")
-        # float: a metric may give scalars of torch or numpy, which no JSON takes
+        # float: a metric may return torch or numpy scalars, which JSON cannot hold
         full = {name: float(value) for name, value in measure(model, evaluated).items()}
         quantized: dict[str, list[float]] = {name: [] for name in full}
         rounded, folding = fold_layernorm(model, evaluated[0]) if fold else (model, None)
         for i, seed in enumerate(drawn):
             tell(f"calibration {i + 1} of {len(drawn)}")
             batches = calibration(seed) if callable(calibration) else _draw(calibration, calibration_batches, seed)
-            simulated = calibrated(rounded, batches, chosen, exclude=exclude)
+            simulated = _calibrated(rounded, batches, chosen)
             tell(f"{chosen}, {i + 1} of {len(drawn)}")
             try:
                 for name, value in measure(simulated, evaluated).items():
@@ -92,7 +81,7 @@ def evaluate(
                 simulation_of(simulated).rest()
             if i == 0:
                 count = len(batches)
-                blamed = _worst(rounded, simulated, evaluated[0], worst)
+                blamed = _worst(rounded, simulated, evaluated[0])
                 floating = quantization_map(simulated).floating
     return QuantizationReport(
         model=type(model).__name__,
@@ -111,11 +100,19 @@ def evaluate(
     )
 
 
-def _method(model: nn.Module) -> str:
-    config: Any = getattr(model, "config", None)
-    if isinstance(config, StanhopConfig):
-        return config.method
-    return "unknown" if config is None else str(method_of(config) or config._attn_implementation)
+def _calibrated(model: nn.Module, batches: Iterable[Batch], scheme: Scheme) -> nn.Module:
+    quantized = simulate(model, scheme)
+    with Calibration(quantized), torch.no_grad():
+        for batch in batches:
+            quantized(**to_device(batch, quantized))
+    return freeze(quantized)
+
+
+def _method(model: Any) -> str:
+    try:
+        return model_summary(model).method
+    except (AttributeError, ValueError):  # no config, or no attention that could have a method
+        return "unknown"
 
 
 def _draw(batches: Sequence[Batch], count: int, seed: int) -> list[Batch]:
@@ -124,7 +121,7 @@ def _draw(batches: Sequence[Batch], count: int, seed: int) -> list[Batch]:
 
 
 @torch.no_grad()
-def _worst(model: nn.Module, quantized: nn.Module, batch: Batch, count: int) -> tuple[TensorError, ...]:
+def _worst(model: nn.Module, quantized: nn.Module, batch: Batch) -> tuple[TensorError, ...]:
     """The tensors that rounding hurts most: activations on one batch, and weights."""
     points = simulation_of(quantized).points
     with measuring(quantized) as found:
@@ -134,7 +131,7 @@ def _worst(model: nn.Module, quantized: nn.Module, batch: Batch, count: int) -> 
         found[name] = Power().add(model.get_parameter(place), quantized.get_parameter(place))
     ranked = sorted(found.items(), key=lambda item: item[1].typical_db)
     rows = []
-    for name, power in ranked[:count]:
+    for name, power in ranked[:_WORST]:
         grid = points[name].grid
         low, high = (None, None) if grid is None else grid.range
         rows.append(

@@ -1,10 +1,10 @@
-"""The scale and shift of LayerNorms, moved into the layers after them: the same function, easier to round.
+"""Moves the scale and shift of LayerNorms into the layers after them: the same function, easier to quantize.
 
     folded, what = fold_layernorm(model, batch)
     print(what)
 
-A LayerNorm's scale γ gives some channels a larger range than others, and all share one grid. Where nothing but
-Linear layers takes its output, W(γx̂ + β) + b = (Wγ)x̂ + (Wβ + b): their weights can hold both.
+A LayerNorm's scale γ gives some channels a larger range than others, and all share one grid. If only Linear layers
+take its output, their weights can hold scale and shift: W(γx̂ + β) + b = (Wγ)x̂ + (Wβ + b).
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from transformers.pytorch_utils import Conv1D
 
 from outeffhop.metrics import Batch, to_device
-from outeffhop.nn import Gate
-from outeffhop.nn.qk_norm import HeadRMSNorm
-from outeffhop.quantization.consumers import Uses, uses
+from outeffhop.quantization.consumers import Uses, tensors_in, uses
 from outeffhop.quantization.placement import kind_of
+from outeffhop.state import Gate
+from outeffhop.state.qk_norm import HeadRMSNorm
 
 __all__ = ["Folding", "fold_layernorm"]
 
@@ -36,9 +35,9 @@ class Folding:
     """What ``fold_layernorm`` did.
 
     Attributes:
-        folded: norm → the layers that hold its scale and shift now.
-        kept: norm → why it is as it was.
-        difference: of the outputs before and after, the largest, relative to the largest output.
+        folded: norm → the layers that now hold its scale and shift.
+        kept: norm → why it was not folded.
+        difference: the largest difference of outputs before and after, relative to the largest output.
     """
 
     folded: dict[str, tuple[str, ...]]
@@ -51,27 +50,26 @@ class Folding:
         return "\n".join(lines)
 
 
-def fold_layernorm(model: Model, batch: Batch, *, inplace: bool = False) -> tuple[Model, Folding]:
-    """Moves the scale and shift of every LayerNorm and RMSNorm into the next layers, where that is exact.
+def fold_layernorm(model: Model, batch: Batch) -> tuple[Model, Folding]:
+    """A copy of the model with the scale and shift of every LayerNorm and RMSNorm in the next layers, where exact.
 
-    The model is run once on the batch to see who takes each norm's output: Linear layers and gates can hold its
-    scale and shift, a residual sum cannot. A Linear without a bias gets one where there is a shift. It is run again
-    when all is done; outputs that differ by more than rounding are a ValueError, and nothing is changed.
+    The model runs once on the batch to see which modules take each norm's output: Linear layers and gates can hold
+    its scale and shift, a residual sum cannot. A Linear without a bias gets one if there is a shift. The result runs
+    once more, and outputs that differ by more than rounding raise a ValueError.
 
-    A folded model is to be quantized, not saved: a config may know nothing of a bias that was added.
+    Quantize a folded model, but do not save it: its config may not know about a bias that was added.
 
     Args:
-        model: any model in floating point.
-        batch: one that takes the path all others take.
-        inplace: fold the model itself, not a copy.
+        model: any model in floating point; it is not changed.
+        batch: a batch that runs every part of the model.
 
     Returns:
-        The folded model in eval mode (or, in place, in the mode it was in), and what was done.
+        The folded model in eval mode, and what was done.
     """
     if hasattr(model, "_orig_mod"):
-        raise TypeError("model is compiled, and cannot be looked into; give the one it was made of: model._orig_mod")
+        raise TypeError("model is compiled, so its modules cannot be observed: pass the original, model._orig_mod")
     if hasattr(model, "_outeffhop_simulation"):
-        raise ValueError("model is quantized already: fold_layernorm comes before simulate")
+        raise ValueError("model is quantized already: call fold_layernorm before simulate")
     folded = copy.deepcopy(model).eval()
     given = to_device(batch, folded)
     norms = _norms(folded)
@@ -80,27 +78,24 @@ def fold_layernorm(model: Model, batch: Batch, *, inplace: bool = False) -> tupl
         before = _outputs(folded(**given))
         if not before:
             raise ValueError(
-                f"{type(model).__name__} gives no floating-point tensor: without one, what folding changes is not seen"
+                f"{type(model).__name__} returns no floating-point tensor, so the result of folding cannot be checked"
             )
         found = uses(folded, lambda: folded(**given), norms, layers)
         kept = {name: why for name in norms if (why := _why_not(folded, name, found)) is not None}
         plan = {name: tuple(found.takers[name]) for name in norms if name not in kept}
         _fold(folded, plan)
         difference = _difference(before, _outputs(folded(**given)))
-    # not "greater": NaN is no agreement either
+    # not ">": NaN is not agreement either
     if not difference <= (limit := math.sqrt(torch.finfo(before[0].dtype).eps)):
         raise ValueError(
-            f"{type(model).__name__} is another function once its norms are folded: outputs differ by {difference:.2g} "
-            f"of the largest, more than rounding's {limit:.2g}; it is left as it is"
+            f"{type(model).__name__} computes another function with its norms folded: outputs differ by "
+            f"{difference:.2g} of the largest, and rounding explains only {limit:.2g}; use the model without folding"
         )
-    if inplace:
-        _fold(model, plan)
-        folded = model
     return folded, Folding(plan, kept, difference)
 
 
 def _norms(model: nn.Module) -> list[str]:
-    """Norms with a scale; QK-norm's factors are of heads, and no layer follows."""
+    """Norms with a scale, except QK-norm: its factors belong to heads, and no layer follows."""
     return [
         name
         for name, module in model.named_modules()
@@ -109,9 +104,9 @@ def _norms(model: nn.Module) -> list[str]:
 
 
 def _why_not(model: nn.Module, name: str, found: Uses) -> str | None:
-    """Why a norm cannot be folded; None where it can."""
+    """Why a norm cannot be folded, or None if it can."""
     if name not in found.takers:
-        return "it does not run on this batch"
+        return "it did not run on this batch"
     if name in found.elsewhere:
         return f"its output goes {found.elsewhere[name]}"
     if not found.takers[name]:
@@ -125,9 +120,9 @@ def _why_not(model: nn.Module, name: str, found: Uses) -> str | None:
             return f"{taker} takes other inputs as well"
     weight = _tensor(model.get_submodule(name), "weight")
     if weight is not None and weight.shape[-1] != weight.numel():
-        return "its weight is of several dimensions"
+        return "its weight has several dimensions"
     if not _is_scaled_last(model.get_submodule(name)):
-        return "its output is not its weight times what it normalizes"
+        return "its output is not its weight times the normalized input"
     return None
 
 
@@ -173,7 +168,7 @@ def _absorb(layer: Any, scale: Tensor, shift: Tensor | None) -> None:
 
 
 def _add(bias: Tensor, weight: Tensor, shift: Tensor | None) -> None:
-    """What the weight makes of the shift, to the bias; in double precision, rounded once."""
+    """Adds weight · shift to the bias, in double precision so that it is rounded once."""
     if shift is not None:
         bias.copy_(bias.double() + (weight.double() * shift.double()).sum(-1))
 
@@ -191,8 +186,7 @@ def _tensor(module: nn.Module, name: str) -> Tensor | None:
 
 
 def _outputs(out: Any) -> list[Tensor]:
-    leaves = tree_leaves(out.to_tuple() if hasattr(out, "to_tuple") else out)
-    return [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+    return [x for x in tensors_in(out) if x.is_floating_point()]
 
 
 def _difference(before: list[Tensor], after: list[Tensor]) -> float:

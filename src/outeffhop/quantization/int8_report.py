@@ -1,53 +1,49 @@
-"""What real integer execution gives and costs: metric, error, latency, size, and the arithmetic that ran."""
+"""What real integer execution gains and costs: metric, error, latency, size, and the arithmetic that ran."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from outeffhop._io import from_json_value, parse_json, to_plain, write_whole
+from outeffhop._dataclass_io import JsonReport
 from outeffhop.metrics import Batch, Metric, evaluating, metric_for
 from outeffhop.quantization.int8 import Int8Model
-from outeffhop.quantization.int8_export import inputs_of, output_of, require
+from outeffhop.quantization.int8_export import inputs_of, output_of
 from outeffhop.quantization.int8_graph import Operation
-from outeffhop.quantization.signal_stack import kept_signal_stack
 
 __all__ = ["Int8Report", "measure_int8", "RUNS"]
 
 RUNS = ("torch fp32", "openvino fp32", "openvino int8")
-_FORMAT = "outeffhop.int8-report.1"
 
 
 @dataclass(frozen=True)
-class Int8Report:
+class Int8Report(JsonReport):
     """One model run three ways (``RUNS``) on the same batches; "torch fp32" is the model itself, not compiled.
 
     Attributes:
-        model: its class.
-        method: of its attention.
+        model: the model's class.
+        method: the method of its attention.
         placement: where the quantizers are, in words.
-        calibration_batches: how many made the ranges.
+        calibration_batches: how many batches determined the ranges.
         cpu: the processor.
-        threads: of all three.
-        versions: of the packages that exported it.
+        threads: CPU threads of all three runs.
+        versions: versions of the packages that exported it.
         metric: run → metric → value.
-        sqnr_db: run → signal over error of the outputs, against torch fp32; padded positions left out.
-        latency_batch: the sizes of the batch that was timed, by input.
-        latency_ms: run → median of the rounds, in which each has its turn.
+        sqnr_db: run → signal over error of the outputs, against torch fp32, without padded positions.
+        latency_batch: the shapes of the batch that was timed, by input.
+        latency_ms: run → median over rounds, in which the runs take turns.
         size_bytes: precision → bytes on disk.
         operations: what OpenVINO computes in the int8 model, and in which arithmetic.
     """
+
+    FORMAT = "outeffhop.int8-report.1"
 
     model: str
     method: str
@@ -66,36 +62,6 @@ class Int8Report:
     def counts(self, arithmetic: str) -> dict[str, int]:
         """Kind of operation → how many run in "int8", "mixed" or "float" arithmetic, the most frequent first."""
         return dict(Counter(o.kind for o in self.operations if o.arithmetic == arithmetic).most_common())
-
-    def speedup(self, over: str = "torch fp32") -> float:
-        """How many times faster int8 is than another run."""
-        return self.latency_ms[over] / self.latency_ms["openvino int8"]
-
-    def to_json(self) -> str:
-        """Strict JSON: an infinite number is written as "inf"."""
-        return json.dumps(to_plain({"format": _FORMAT, **asdict(self)}), indent=1, allow_nan=False) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> Int8Report:
-        try:
-            content = parse_json(text)
-            if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-                raise ValueError(f"its format is not {_FORMAT!r}")
-            report: Int8Report = from_json_value(cls, content)
-            return report
-        except ValueError as error:
-            raise ValueError(f"this is no int8 report: {error}") from error
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes JSON; an older file is replaced at once or stays as it is."""
-        write_whole(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Int8Report:
-        try:
-            return cls.from_json(Path(path).read_bytes().decode())
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
 
     def __str__(self) -> str:
         size = {"torch fp32": "fp32", "openvino fp32": "fp32", "openvino int8": "int8"}
@@ -122,17 +88,17 @@ def measure_int8(
     """Runs a model in PyTorch and its export in fp32 and int8 on the same batches, side by side.
 
     Args:
-        model: the one that was exported; run in eval mode and left as it was.
-        exported: what ``export_int8`` gave.
-        batches: with targets, as the metric needs them. Latency is of the first.
-        metric: ``metric(model, batches)`` gives numbers by name; by default that of the model's task.
-        rounds: of the timing.
+        model: the model that was exported; it is run in eval mode and left as it was.
+        exported: what ``export_int8`` returned.
+        batches: batches with the targets that the metric needs. The first one is timed.
+        metric: ``metric(model, batches)`` returns numbers by name; by default the metric of the model's task.
+        rounds: how often to time each run.
     """
     evaluated = list(batches)
     if not evaluated:
         raise ValueError("batches is empty: a metric needs data")
     if rounds < 1:
-        raise ValueError(f"rounds={rounds}: at least 1 is needed")
+        raise ValueError(f"rounds={rounds}: must be at least 1")
     about = exported.about
     measure = metric_for(about["task"], model) if metric is None else metric
     threads = torch.get_num_threads()
@@ -140,30 +106,27 @@ def measure_int8(
     try:
         with evaluating(model):
             modules = dict(zip(RUNS, (model, exported.as_module("fp32"), exported.as_module("int8")), strict=True))
-            # float: a metric may give scalars of torch or numpy, which no JSON takes
+            # float: a metric may return torch or numpy scalars, which JSON cannot hold
             metrics = {
                 run: {name: float(value) for name, value in measure(module, evaluated).items()}
                 for run, module in modules.items()
             }
             sqnr = {run: _sqnr(model, exported, run.split()[1], evaluated) for run in RUNS[1:]}
             first = evaluated[0]
-            calls: dict[str, Callable[[], Tensor]] = {
-                "torch fp32": lambda: output_of(model, first),
-                "openvino fp32": lambda: exported.run(first, "fp32"),
-                "openvino int8": lambda: exported.run(first, "int8"),
+            timers: dict[str, Callable[[], float]] = {
+                "torch fp32": lambda: _seconds(model, first),
+                "openvino fp32": lambda: exported.seconds(first, "fp32"),
+                "openvino int8": lambda: exported.seconds(first, "int8"),
             }
-            latency = _latency(calls, rounds)
+            latency = _latency(timers, rounds)
     finally:
         torch.set_num_threads(threads)
-    openvino, _ = require()
-    with kept_signal_stack():
-        cpu = openvino.Core().get_property("CPU", "FULL_DEVICE_NAME")
     return Int8Report(
         model=about["model"],
         method=about["method"],
         placement=about["placement"],
         calibration_batches=about["calibration_batches"],
-        cpu=cpu,
+        cpu=exported.cpu(),
         threads=exported.threads,
         versions=about["versions"],
         metric=metrics,
@@ -180,21 +143,25 @@ def _sqnr(model: PreTrainedModel, exported: Int8Model, precision: str, batches: 
     for batch in batches:
         truth, found = output_of(model, batch).double(), exported.run(batch, precision).double()
         mask = batch.get("attention_mask")
-        if mask is not None and mask.shape == truth.shape[:2]:  # what stands at padding is read by nobody
+        if mask is not None and mask.shape == truth.shape[:2]:  # nobody reads the outputs at padding
             truth, found = truth[mask.bool()], found[mask.bool()]
         signal += float(truth.square().sum())
         noise += float((truth - found).square().sum())
     return math.inf if noise == 0.0 else 10.0 * math.log10(signal / noise)
 
 
-def _latency(calls: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, float]:
-    """Medians in ms of calls that take turns, so that what disturbs the machine disturbs all of them."""
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
+def _seconds(model: PreTrainedModel, batch: Batch) -> float:
+    start = time.perf_counter()
+    output_of(model, batch)
+    return time.perf_counter() - start
+
+
+def _latency(timers: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Medians in ms of runs that take turns, so that whatever disturbs the machine disturbs all of them."""
+    samples: dict[str, list[float]] = {name: [] for name in timers}
+    for timer in timers.values():
+        timer()
     for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            samples[name].append((time.perf_counter() - start) * 1e3)
+        for name, timer in timers.items():
+            samples[name].append(timer() * 1e3)
     return {name: statistics.median(values) for name, values in samples.items()}

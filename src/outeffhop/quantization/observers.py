@@ -1,9 +1,8 @@
-"""Range estimators: which range a quantizer gets, from the tensors that pass by. Nothing but the range is kept.
+"""Range estimators: the range of a quantizer, from the tensors of calibration. Only the range is kept.
 
-Each batch gives a range (its minimum and maximum, two percentiles, or the one with the smallest squared
-error), and the ranges of the batches are joined: "minmax" takes the widest, so that how the data are cut
-into batches does not matter; the others run with a momentum, range ← m·range + (1 − m)·batch, from the
-first batch's.
+Each batch gives a range: its minimum and maximum, two percentiles, or the range with the smallest squared error.
+"minmax" joins them to the widest, so it does not matter how the data are split into batches. The others start with
+the first batch's range and follow with a momentum, range ← m·range + (1 − m)·batch.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ _SHARES = tuple(math.exp(-i * math.log(64.0) / 59) for i in range(60))
 
 
 class Observer:
-    """The range of a tensor, estimated as batches pass by.
+    """The range of a tensor, estimated batch by batch.
 
     Args:
-        spec: of the quantizer that the range is for.
+        spec: the quantizer that needs the range.
         how: one of ``RANGES``.
-        momentum: of all but "minmax".
-        percentile: of "percentile": the range runs from the (100 − percentile)-th to the percentile-th.
+        momentum: for all except "minmax".
+        percentile: for "percentile": the range is from the (100 − percentile)-th to the percentile-th percentile.
 
     Attributes:
         low, high: float32 [grids], None before the first batch.
@@ -38,17 +37,17 @@ class Observer:
 
     def __init__(self, spec: Uniform, how: str = "minmax", momentum: float = 0.9, percentile: float = 99.999) -> None:
         if how not in RANGES:
-            raise ValueError(f"range={how!r} is unknown; there are: {', '.join(RANGES)}")
+            raise ValueError(f"range={how!r} is unknown; choose from: {', '.join(RANGES)}")
         for name, value in (("momentum", momentum), ("percentile", percentile)):
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"{name}={value!r}: a number is needed")
+                raise TypeError(f"{name}={value!r}: must be a number")
         if not 0.0 <= momentum < 1.0:
-            raise ValueError(f"momentum={momentum}: a number in [0, 1) is needed")
+            raise ValueError(f"momentum={momentum}: must be in [0, 1)")
         if not 50.0 < percentile <= 100.0:
-            raise ValueError(f"percentile={percentile}: a number in (50, 100] is needed")
+            raise ValueError(f"percentile={percentile}: must be in (50, 100]")
         if spec.granularity == "token":
             raise ValueError(
-                "granularity='token' takes each token's own range as it comes: there is nothing to observe"
+                "granularity='token' computes each token's range when it runs: there is nothing to observe"
             )
         self.spec, self.how, self.momentum, self.percentile = spec, how, momentum, percentile
         self.low: Tensor | None = None
@@ -56,17 +55,17 @@ class Observer:
 
     @torch.no_grad()
     def observe(self, x: Tensor, name: str = "the tensor") -> None:
-        """Takes one batch into the range.
+        """Updates the range with one batch.
 
         Raises:
-            ValueError: the tensor holds NaN or inf; ``name`` is what the message calls it.
+            ValueError: the tensor holds NaN or inf; the message calls it ``name``.
         """
         if not x.numel():
             return
         low, high = self.spec.minmax(x)
         if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
             raise ValueError(
-                f"{name} holds NaN or inf, for which there is no range: look for the first such tensor "
+                f"{name} holds NaN or inf, so it has no range: look for the first such tensor "
                 "in the model's weights and inputs"
             )
         if self.how == "percentile":
@@ -97,7 +96,7 @@ def percentile_range(x: Tensor, spec: Uniform, percentile: float) -> tuple[Tenso
 
 
 def mse_range(x: Tensor, spec: Uniform) -> tuple[Tensor, Tensor]:
-    """The part of [min, max], both ends drawn in alike, whose grid has the smallest squared error on x."""
+    """The part of [min, max], both ends shrunk alike, whose grid has the smallest squared error on x."""
     low, high = spec.minmax(x)
     values = x.float()
     best = torch.full_like(low, torch.inf)

@@ -1,4 +1,4 @@
-"""Operations that no module stands for (residual sums, functional activations), seen as PyTorch calls them."""
+"""Operations outside of modules (residual sums, functional activations), intercepted as PyTorch calls them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ACTIVATIONS = {
 _KINDS: dict[Callable[..., Any], str] = dict.fromkeys(_ADDS, "add")
 _KINDS |= {function: kind for kind, functions in _ACTIVATIONS.items() for function in functions}
 
-# These move values about and leave them as they are.
+# These move values and do not change them.
 MOVES = frozenset(
     getattr(home, name)
     for name in (
@@ -56,16 +56,16 @@ MOVES = frozenset(
 class Watcher(Protocol):
     @property
     def is_quiet(self) -> bool:
-        """Whether what runs now is nobody's business."""
+        """Whether to ignore what runs now."""
         ...
 
     def operation(self, kind: str, args: tuple[Any, ...], out: Tensor) -> Tensor:
-        """What the model goes on with in place of an operation's output."""
+        """The tensor that replaces an operation's output."""
         ...
 
 
 class Operations(TorchFunctionMode):
-    """Shows sums and activation functions to a watcher, and carries the marks of ``on_grid`` along."""
+    """Shows sums and activation functions to a watcher, and propagates the marks of ``on_grid``."""
 
     def __init__(self, watcher: Watcher) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Operations(TorchFunctionMode):
 
 
 def is_sum(args: tuple[Any, ...]) -> bool:
-    """Whether an addition joins two streams of activations: not a bias, a number, positions or a mask."""
+    """Whether an addition joins two activations, not an activation and a bias, number, position or mask."""
     if len(args) < 2 or not (isinstance(args[0], Tensor) and isinstance(args[1], Tensor)):
         return False
     a, b = args[:2]

@@ -1,13 +1,13 @@
-"""Which places of a model are quantized, and which stay in floating point, and why.
+"""Which parts of a model are quantized, which stay in floating point, and why.
 
-"paper", as integer inference of a whole model needs it: the weights and outputs of Linear, convolution,
-LayerNorm and RMSNorm modules; embeddings' weights and their sums; residual sums; activation functions;
-attention scores, probabilities and context, and queries and keys where QK-norm makes them anew. An input that
-does not lie on a grid already (pixels, series, a gated context, a product) is quantized where a module takes it.
-"linear": inputs and weights of Linear modules, nothing else.
+"paper" quantizes what integer inference of a whole model needs: the weights and outputs of Linear, convolution,
+LayerNorm and RMSNorm modules; the weights of embeddings and their sums; residual sums; activation functions;
+attention scores, probabilities and context, and queries and keys after QK-norm. An input that is not on a grid
+yet (pixels, series, a gated context, a product) is quantized where a module takes it.
+"linear" quantizes the inputs and weights of Linear modules, nothing else.
 
-In floating point stay heads (whatever lies outside the base model, and STanHop-Net's forecasts), gates,
-biases, and what runs out of sight of modules (a mixture's experts).
+These stay in floating point: heads (everything outside the base model, and STanHop-Net's forecasts), gates, biases,
+and what runs outside of modules (the experts of a mixture).
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from outeffhop.models.extension import Extension
 from outeffhop.models.modules import attention_modules, has_attention
 from outeffhop.models.stanhop.blocks import DecoderLayer
-from outeffhop.nn import Gate
+from outeffhop.state import Gate, MethodState
 
 __all__ = ["Site", "Layout", "kind_of", "lay_out"]
 
@@ -35,10 +34,10 @@ class Site:
 
     Attributes:
         kind: embedding, linear, conv, norm or activation.
-        input: its input is quantized: "always", "unless on a grid" already, or None.
-        weight: its weight is.
-        output: its output is.
-        axis: of the weight's output channels.
+        input: when its input is quantized: "always", "unless on a grid" already, or None for never.
+        weight: whether its weight is quantized.
+        output: whether its output is quantized.
+        axis: the axis of the weight's output channels.
     """
 
     kind: str
@@ -53,11 +52,11 @@ class Layout:
     """Where a model is quantized.
 
     Attributes:
-        sites: module name → what of it is quantized.
-        floating: module name → why it and all in it stay in floating point.
+        sites: module name → which of its tensors are quantized.
+        floating: module name → why the module and everything in it stay in floating point.
         operations: whether sums, functional activations and the parts of attention are quantized too.
-        attention: names of modules that compute attention by transformers' interface.
-        exclude: patterns; those with "/" are of quantizers' names.
+        attention: names of modules that compute attention with transformers' interface.
+        exclude: patterns; those with "/" match names of quantizers.
     """
 
     sites: dict[str, Site]
@@ -67,7 +66,7 @@ class Layout:
     exclude: tuple[str, ...]
 
     def excludes(self, name: str) -> bool:
-        """Whether a pattern leaves this quantizer out."""
+        """Whether a pattern excludes this quantizer."""
         return any("/" in pattern and fnmatchcase(name, pattern) for pattern in self.exclude)
 
 
@@ -87,16 +86,16 @@ _EXPERTS = re.compile(r"Experts|Router|SparseMoe|MoeBlock")
 
 
 def lay_out(model: nn.Module, placement: str, exclude: Sequence[str] = ()) -> Layout:
-    """Every module's part in a placement.
+    """What a placement quantizes in each module.
 
     Args:
         model: any model.
         placement: "paper" or "linear".
-        exclude: patterns of module names ("*lm_head*") or, with "/", of quantizers' names ("*/scores").
+        exclude: patterns of module names ("*lm_head*") or, with "/", of quantizer names ("*/scores").
     """
     modules = dict(model.named_modules())
     if isinstance(exclude, str):
-        raise TypeError(f"exclude={exclude!r}: a sequence of patterns is needed, exclude=({exclude!r},)")
+        raise TypeError(f"exclude={exclude!r}: must be a sequence of patterns, such as exclude=({exclude!r},)")
     for pattern in exclude:
         if "/" not in pattern and not any(fnmatchcase(name, pattern) for name in modules):
             raise ValueError(f"exclude={pattern!r} matches no module of {type(model).__name__}")
@@ -131,17 +130,17 @@ def _why_floating(name: str, module: nn.Module, heads: set[str], exclude: Sequen
         return "head"
     if isinstance(module, Gate):
         return "gate"
-    if isinstance(module, Extension) and module.qk_norm is None:
+    if isinstance(module, MethodState) and module.extra and module.qk_norm is None:
         return "sink or α of the method" if module.gate is None else "gate"
     if _EXPERTS.search(type(module).__name__):
-        return "experts, computed out of sight of modules"
+        return "experts, computed outside of modules"
     if isinstance(module, nn.MultiheadAttention):
-        return "nn.MultiheadAttention, computed out of sight of modules"
+        return "nn.MultiheadAttention, computed outside of modules"
     return None
 
 
 def _heads(model: nn.Module) -> set[str]:
-    """Names of the modules that make the model's outputs of its last hidden states."""
+    """Names of the modules that turn the last hidden states into the model's outputs."""
     found = {f"{name}.head" for name, module in model.named_modules() if isinstance(module, DecoderLayer)}
     if isinstance(model, PreTrainedModel):
         base = getattr(model, model.base_model_prefix, None)
@@ -153,7 +152,7 @@ def _heads(model: nn.Module) -> set[str]:
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """embedding, linear, conv, norm or activation; None where a module is no such thing."""
+    """embedding, linear, conv, norm or activation; None for other modules."""
     if isinstance(module, nn.Embedding):
         return "embedding"
     if isinstance(module, (nn.Linear, Conv1D)):

@@ -1,4 +1,4 @@
-"""What of a model is quantized, with which ranges, and what is left in floating point."""
+"""What is quantized in a model, with which ranges, and what stays in floating point."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class MapRow:
     """One quantizer.
 
     Attributes:
-        name: the module and what is quantized of it.
+        name: the module and which of its tensors is quantized.
         kind: "weight" or "activation".
-        bits: of its grid.
+        bits: bits of its grid.
         scheme: symmetric or asymmetric, per tensor, channel or token.
-        range: the ends of the grid, over all channels; None before ``freeze`` and where each token has its own.
-        scale: the grid's step, the largest of all channels.
-        zero_point: None where channels have their own.
-        grids: how many there are: 1 per tensor.
+        range: the ends of the grid, over all channels; None before ``freeze`` and if each token has its own.
+        scale: the grid's step, the largest over all channels.
+        zero_point: None if channels have their own.
+        grids: how many grids there are; 1 for a whole tensor.
     """
 
     name: str
@@ -44,7 +44,7 @@ class MapRow:
 
 @dataclass(frozen=True)
 class QuantizationMap:
-    """The quantizers of a model in the order of its modules, and what has none, with the reason."""
+    """The quantizers of a model in the order of its modules, and what has none and why."""
 
     scheme: str
     placement: str
@@ -55,7 +55,7 @@ class QuantizationMap:
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(f"no quantizer is named {name!r}; their names are those of rows")
+        raise KeyError(f"no quantizer is named {name!r}; see the names in rows")
 
     def __contains__(self, name: object) -> bool:
         return any(row.name == name for row in self.rows)
@@ -91,7 +91,7 @@ class QuantizationMap:
 
 
 def quantization_map(model: nn.Module) -> QuantizationMap:
-    """The map of a model that ``simulate`` made and that was calibrated."""
+    """The map of a model that ``simulate`` returned and that was calibrated."""
     simulation = simulation_of(model)
     places = {name: i for i, (name, _) in enumerate(model.named_modules())}
 
@@ -123,9 +123,9 @@ def _row(point: Point) -> MapRow:
 
 
 def _floating(model: nn.Module, simulation: Simulation) -> dict[str, str]:
-    """Every parameter without a quantizer, by the largest module that shares the reason."""
+    """Every parameter without a quantizer, grouped by the largest module that shares the reason."""
     layout: Layout = simulation.layout
-    # the model's order; what holds no weights needs no mention
+    # in the model's order; modules without weights need no mention
     found = {n: why for n, why in layout.floating.items() if any(True for _ in model.get_submodule(n).parameters())}
     biases = 0
     for name, _ in model.named_parameters(remove_duplicate=False):
@@ -136,7 +136,7 @@ def _floating(model: nn.Module, simulation: Simulation) -> dict[str, str]:
         if own == "bias" or own.endswith("_bias"):
             biases += 1
         elif site is None or own != "weight" or not site.weight:
-            found[name] = "a parameter of no quantized module"
+            found[name] = "not a parameter of a quantized module"
         elif layout.excludes(f"{module}/weight"):
             found[name] = "excluded"
     for name in sorted(layout.attention):

@@ -1,4 +1,4 @@
-"""One quantized place of a model: it looks while calibrating, rounds when frozen, and can be measured."""
+"""A quantizer at one place of a model: it observes in calibration, rounds when frozen, and can be measured."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch import Tensor
 from outeffhop.quantization.observers import Observer
 from outeffhop.quantization.quantizers import Grid, Uniform
 from outeffhop.quantization.schemes import Scheme
-from outeffhop.quantization.smooth import smoothing
 
-__all__ = ["Point", "Power"]
+__all__ = ["Point", "Power", "smoothing"]
 
 
 @dataclass
@@ -45,16 +44,16 @@ class Power:
 
     @property
     def sqnr_db(self) -> float:
-        """10 log₁₀ of signal over rounding error; inf where nothing was lost."""
+        """10 log₁₀ of signal over rounding error; inf if nothing was lost."""
         if self.noise == 0.0:
             return math.inf
         return 10.0 * math.log10(self.signal / self.noise) if self.signal else -math.inf
 
     @property
     def typical_db(self) -> float:
-        """The same of the median channel or the median token, whichever is lower, mean over batches.
+        """The same for the median channel or the median token, whichever is lower; the mean over batches.
 
-        An outlier's own power makes the plain ratio look good; all others pay for it, and this shows it.
+        An outlier's own power makes the plain ratio look good, while all other values lose precision. This shows it.
         """
         return self._typical / self.count if self.count else math.inf
 
@@ -72,13 +71,36 @@ def _median_db(signal: Tensor, noise: Tensor) -> float:
     return 10.0 * math.log10(ratio) if 0.0 < ratio < math.inf else math.inf
 
 
+def smoothing(largest_input: Tensor, weight: Tensor, alpha: float = 0.5) -> Tensor:
+    """SmoothQuant's factors s, which move what makes a Linear's input hard to quantize into its weight.
+
+    x Wᵀ = (x / s)(W · s)ᵀ for any s > 0, one number per input channel. s_j = max|x_j|^α / max|W_j|^(1−α) leaves both
+    sides about equally hard. The quantizer of the input divides by s, so no other module changes, and this also works
+    for post-LayerNorm models, whose LayerNorms feed a residual as well.
+
+    Args:
+        largest_input: max |x_j| of each input channel, [in].
+        weight: [out, in].
+        alpha: 0 equalizes the channels of the weight, 1 those of the input.
+
+    Returns:
+        [in], 1 for a channel without input or without weight.
+    """
+    largest_weight = weight.float().abs().amax(0)
+    inputs = largest_input.float().to(weight.device)
+    alive = (inputs > 0) & (largest_weight > 0)
+    factors = inputs.pow(alpha) / largest_weight.pow(1.0 - alpha)
+    return torch.where(alive, factors, torch.ones_like(factors)).clamp(1e-5, 1e5)
+
+
 class Point:
     """A quantizer with a name.
 
     Attributes:
         kind: "weight" or "activation".
-        grid: None before ``freeze``, and where each token has its own.
-        factors: of SmoothQuant, [in]: the input is divided by them, the weight multiplied.
+        grid: None before ``freeze``, and if each token has its own.
+        factors: what the tensor is multiplied by before rounding, for SmoothQuant: 1 / s for the input, s for the
+            weight.
     """
 
     def __init__(self, name: str, kind: str, spec: Uniform, scheme: Scheme, how: str) -> None:
@@ -94,24 +116,24 @@ class Point:
             self.observer.observe(x if self.factors is None else x.float() * self.factors, self.name)
 
     def smooth(self, weight_point: Point, weight: Tensor, alpha: float, input_axis: int) -> None:
-        """SmoothQuant's factors for both sides, from the range of each input channel."""
+        """Sets SmoothQuant's factors on both sides, from the range of each input channel."""
         low, high = self._seen()
         factors = smoothing(torch.maximum(-low, high), weight.movedim(input_axis, 1), alpha)
         self.factors = 1.0 / factors
         weight_point.factors = factors if input_axis == 1 else factors[:, None]
 
     def check(self) -> None:
-        """Raises a ValueError where ``freeze`` would find no range."""
+        """Raises a ValueError if ``freeze`` would find no range."""
         if self.observer is not None:
             self._seen()
 
     def freeze(self) -> None:
-        """Fixes the range that was seen."""
+        """Fixes the observed range."""
         if self.grid is not None or self.observer is None:
             return
         low, high = self._seen()
         if self.kind == "activation" and self.spec.granularity == "channel":
-            # channels were looked at for their factors; the smoothed tensor has one range
+            # channels were observed for their factors; the smoothed tensor has one range
             scale = torch.ones_like(low) if self.factors is None else self.factors
             low, high = (low * scale).amin().reshape(1), (high * scale).amax().reshape(1)
             self.spec = replace(self.spec, granularity="tensor")
@@ -120,16 +142,16 @@ class Point:
     def _seen(self) -> tuple[Tensor, Tensor]:
         if self.observer is None or self.observer.low is None or self.observer.high is None:
             raise ValueError(
-                f"{self.name} has no range: calibration showed it empty tensors alone, or ended before; "
+                f"{self.name} has no range: it saw only empty tensors in calibration, or none; "
                 "calibrate on batches with data"
             )
         return self.observer.low, self.observer.high
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The tensor rounded, in its own dtype."""
+        """The rounded tensor, in its own dtype."""
         values = x if self.factors is None else x.float() * self.factors.to(x.device)
-        if self.observer is None:  # each token by its own range
-            # a token that holds NaN has no range: whatever its grid, NaN stays, and the next sum is NaN
+        if self.observer is None:  # each token has its own range
+            # a token with NaN has no range: with any grid, NaN stays NaN
             grid = self.spec.grid(*(end.nan_to_num() for end in self.spec.minmax(values))) if x.numel() else None
         else:
             if self.grid is not None and self.grid.scale.device != x.device:

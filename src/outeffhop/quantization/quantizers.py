@@ -1,7 +1,7 @@
 """Uniform quantizers: a grid of 2 to 16 bits, for a whole tensor, each channel or each token.
 
-A grid is made of a range [low, high] that is widened to contain 0, so that 0 (padding, a ReLU's rest,
-a masked weight) is exact. Its integer form (q, scale, zero_point) and its simulated one agree:
+A grid covers a range [low, high], widened to contain 0, so that 0 (padding, the output of a ReLU, a masked weight) is
+exact. Its integer form (q, scale, zero_point) and its simulated form agree:
 ``grid.fake(x) == grid.dequantize(grid.quantize(x))``.
 """
 
@@ -16,7 +16,7 @@ __all__ = ["GRANULARITIES", "Uniform", "Grid"]
 
 GRANULARITIES = ("tensor", "channel", "token")
 
-# A scale is a normal float32, and twice a range's end is still one.
+# Scales are normal float32 numbers, and so is twice the end of a range.
 _SMALLEST = torch.finfo(torch.float32).tiny
 _LARGEST = torch.finfo(torch.float32).max / 2
 
@@ -28,9 +28,9 @@ class Uniform:
     Attributes:
         bits: 2 to 16.
         symmetric: integers ±(2^(bits−1) − 1) and zero point 0; else 0 … 2^bits − 1 with a zero point.
-        granularity: one grid for the "tensor", for each "channel" (index of ``axis``) or each "token"
-            (all but the last dimension).
-        axis: of the channels.
+        granularity: one grid for the "tensor", for each "channel" (index along ``axis``) or each "token"
+            (index along all dimensions except the last).
+        axis: the axis of the channels.
     """
 
     bits: int = 8
@@ -40,9 +40,9 @@ class Uniform:
 
     def __post_init__(self) -> None:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not 2 <= self.bits <= 16:
-            raise ValueError(f"bits={self.bits!r}: a whole number from 2 to 16 is needed")
+            raise ValueError(f"bits={self.bits!r}: must be an integer from 2 to 16")
         if self.granularity not in GRANULARITIES:
-            raise ValueError(f"granularity={self.granularity!r} is unknown; there are: {', '.join(GRANULARITIES)}")
+            raise ValueError(f"granularity={self.granularity!r} is unknown; choose from: {', '.join(GRANULARITIES)}")
 
     @property
     def integers(self) -> tuple[int, int]:
@@ -61,23 +61,23 @@ class Uniform:
         return x.reshape(1, -1)
 
     def minmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The range of each grid's elements, float32 [grids]; no gradient passes, as to fake_quantize none may."""
+        """The range of each grid's elements, float32 [grids], without gradients, as fake_quantize needs it."""
         if not x.numel():
-            raise ValueError(f"the tensor has shape {tuple(x.shape)}: of no elements there is no range")
+            raise ValueError(f"the tensor has shape {tuple(x.shape)}: without elements there is no range")
         if x.dim() == 0 and self.granularity != "tensor":
-            raise ValueError(f"the tensor is a single number, without {self.granularity}s: take granularity='tensor'")
+            raise ValueError(f"the tensor is a single number, without {self.granularity}s: use granularity='tensor'")
         low, high = self.rows(x.detach()).aminmax(dim=1)
         return low.float(), high.float()
 
     def grid(self, low: Tensor, high: Tensor) -> Grid:
         """The grid over [low, high], each [grids], widened to contain 0."""
-        # in double: high − low overflows float32 for ranges as wide as float32 itself
+        # in double: high − low overflows float32 if the range is as wide as float32 itself
         low = low.double().clamp(-_LARGEST, 0.0)
         high = high.double().clamp(0.0, _LARGEST)
         smallest, largest = self.integers
         wide = 2.0 * torch.maximum(-low, high) if self.symmetric else high - low
         scale = (wide / (largest - smallest)).clamp(min=_SMALLEST).float()
-        scale = torch.where(wide == 0.0, torch.ones_like(scale), scale)  # nothing but zeros
+        scale = torch.where(wide == 0.0, torch.ones_like(scale), scale)  # all zeros
         zero = torch.zeros_like(low) if self.symmetric else torch.round(-low / scale.double())
         return Grid(self, scale, zero.clamp(smallest, largest).int())
 
@@ -101,31 +101,31 @@ class Grid:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The smallest and the largest value that some grid represents."""
+        """The smallest and the largest value that any grid represents."""
         smallest, largest = self.spec.integers
         low = self.scale.double() * (smallest - self.zero_point)
         high = self.scale.double() * (largest - self.zero_point)
         return float(low.min()), float(high.max())
 
     def quantize(self, x: Tensor) -> Tensor:
-        """The integers, int32, in the shape of x. Values outside the range take its ends."""
+        """The integers, int32, in the shape of x. Values outside the range become its ends."""
         scale, zero = self._spread(x)
         return (torch.round(x.float() * (1.0 / scale)) + zero).clamp(*self.spec.integers).int()
 
     def dequantize(self, q: Tensor) -> Tensor:
-        """float32 values of integers, of any integer dtype."""
+        """The float32 values of integers of any integer dtype."""
         scale, zero = self._spread(q)
-        return (q.int() - zero).float() * scale  # int32: a difference of bytes would be a byte
+        return (q.int() - zero).float() * scale  # int32: bytes would overflow
 
     def fake(self, x: Tensor) -> Tensor:
-        """Each value moved to its nearest point of the grid: computed in float32, returned in the dtype of x.
+        """Each value rounded to the nearest point of the grid: computed in float32, returned in the dtype of x.
 
-        What is NaN stays NaN, of which integers have none.
+        NaN stays NaN, although integers have none.
         """
         values = x.float()
         smallest, largest = self.spec.integers
         scale, zero = self._spread(values)
-        # PyTorch counts steps in int64, which what is infinite or huge would overflow, to the wrong end
+        # PyTorch counts steps in int64: infinite or huge values would overflow to the wrong end
         near = values.clamp(scale * (smallest - zero - 1), scale * (largest - zero + 1))
         if self.spec.granularity == "tensor":
             out = torch.fake_quantize_per_tensor_affine(near, self.scale[0], self.zero_point[0], smallest, largest)
@@ -137,7 +137,7 @@ class Grid:
         return torch.where(values.isnan(), values, out.reshape(x.shape)).to(x.dtype)
 
     def _spread(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale and zero point, so shaped that they meet their elements."""
+        """Scale and zero point in shapes that broadcast to their elements."""
         if self.spec.granularity == "tensor":
             return self.scale[0], self.zero_point[0]
         if self.spec.granularity == "token":

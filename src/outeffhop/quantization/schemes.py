@@ -1,4 +1,4 @@
-"""Quantization schemes by name: "W8A8" is the paper's, "W4A8 per-token" and "W8A8 smoothquant" its rivals."""
+"""Quantization schemes by name: "W8A8" is the paper's; "W4A8 per-token" and "W8A8 smoothquant" are alternatives."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ PLACEMENTS = ("paper", "linear")
 
 @dataclass(frozen=True)
 class Scheme:
-    """What is quantized where, and how ranges are found.
+    """What is quantized and where, and how ranges are found.
 
     Attributes:
         name: one of ``SCHEMES``.
-        weights, activations: their quantizers; activations "per token" take their range as they come.
+        weights, activations: their quantizers; with activations per token, each token has its own range.
         weight_range, activation_range: one of ``observers.RANGES``.
         placement: "paper" (see ``placement.py``) or "linear".
-        alpha: how much of the difficulty SmoothQuant moves from activations to weights; None moves nothing.
-        momentum, percentile: of the activations' range estimators.
+        alpha: how much of the difficulty SmoothQuant moves from activations to weights; None for no SmoothQuant.
+        momentum, percentile: settings of the activations' range estimators.
     """
 
     name: str
@@ -44,14 +44,16 @@ class Scheme:
             ("activation_range", self.activation_range, RANGES),
         ):
             if value not in known:
-                raise ValueError(f"{argument}={value!r} is unknown; there are: {', '.join(known)}")
+                raise ValueError(f"{argument}={value!r} is unknown; choose from: {', '.join(known)}")
         if self.weights.granularity == "token":
-            raise ValueError("weights per token: weights have no tokens; granularity 'tensor' or 'channel' is needed")
+            raise ValueError("weights per token: weights have no tokens; use granularity 'tensor' or 'channel'")
         if self.activations.granularity == "channel":
-            raise ValueError("activations per channel cannot be summed over in integers: take 'tensor' or 'token'")
+            raise ValueError(
+                "activations per channel cannot be summed in integers: use granularity 'tensor' or 'token'"
+            )
         if self.alpha is not None:
             if not 0.0 <= self.alpha <= 1.0:
-                raise ValueError(f"alpha={self.alpha}: a number in [0, 1] is needed")
+                raise ValueError(f"alpha={self.alpha}: must be in [0, 1]")
             if self.placement != "linear" or self.dynamic or self.activation_range != "minmax":
                 raise ValueError(
                     "SmoothQuant moves the range of Linear inputs into the weights: it needs placement='linear' "
@@ -60,7 +62,7 @@ class Scheme:
 
     @property
     def dynamic(self) -> bool:
-        """Whether activations take their range as they come, without calibration."""
+        """Whether activations have ranges of the moment, without calibration."""
         return self.activations.granularity == "token"
 
     @property
@@ -72,27 +74,25 @@ class Scheme:
 
     @classmethod
     def parse(cls, text: str | Scheme) -> Scheme:
-        """``"W8A8"``, ``"w4a8 per-token"``, ``"smoothquant"``: bits and a name, either may be left out."""
+        """Reads bits, a name or both: ``"W8A8"``, ``"smoothquant"``, ``"w4a8 per-token"``."""
         if isinstance(text, Scheme):
             return text
         if not isinstance(text, str):
-            raise TypeError(f"scheme={text!r} is a {type(text).__name__}: text such as 'W8A8 per-token' is needed")
+            raise TypeError(f"scheme={text!r} is a {type(text).__name__}: must be text such as 'W8A8 per-token'")
         bits = [word for word in text.split() if _BITS.fullmatch(word)] or ["W8A8"]
         names = [word for word in text.split() if not _BITS.fullmatch(word)] or ["paper"]
         name = next((word for word in names if word not in SCHEMES), names[0])
         if name not in SCHEMES or len(bits) + len(names) > 2:
             near = "." if name in SCHEMES else did_you_mean(name, SCHEMES)
             raise ValueError(
-                f"scheme={text!r} is unknown{near} Bits such as W8A8 and one of these are needed: {', '.join(SCHEMES)}"
+                f"scheme={text!r} is unknown{near} Give bits such as W8A8 and one of: {', '.join(SCHEMES)}"
             )
         weights, activations = map(int, _BITS.fullmatch(bits[0]).groups())  # type: ignore[union-attr]
-        return SCHEMES[name].with_bits(weights, activations)
-
-    def with_bits(self, weights: int | None = None, activations: int | None = None) -> Scheme:
+        scheme = SCHEMES[name]
         return replace(
-            self,
-            weights=self.weights if weights is None else replace(self.weights, bits=weights),
-            activations=self.activations if activations is None else replace(self.activations, bits=activations),
+            scheme,
+            weights=replace(scheme.weights, bits=weights),
+            activations=replace(scheme.activations, bits=activations),
         )
 
     def with_range(self, activation_range: str | None = None) -> Scheme:
@@ -106,7 +106,7 @@ _ACTIVATIONS = Uniform()
 SCHEMES: dict[str, Scheme] = {
     # static, per tensor: what the paper reports
     "paper": Scheme("paper", _WEIGHTS, _ACTIVATIONS),
-    # the same quantizers on Linear inputs and weights alone
+    # the same quantizers, only on Linear inputs and weights
     "linear": Scheme("linear", _WEIGHTS, _ACTIVATIONS, placement="linear"),
     "per-token": Scheme(
         "per-token",

@@ -1,16 +1,15 @@
 """A model whose weights and activations are rounded as integer inference would round them.
 
-    quantized = simulate(model, weights=8, activations=8)
+    quantized = simulate(model, "W8A8")
     with Calibration(quantized):
         for batch in batches:
             quantized(**batch)
     freeze(quantized)
 
-``simulate`` gives a copy in eval mode; the model itself is left as it is. Calibration runs in floating
-point, so that no range depends on another's. Model code is not copied: hooks reach modules, a probe the
-inside of attention, and a function mode the sums and functions that no module stands for. A quantizer is
-named by its module and what it quantizes there, "bert.encoder.layer.0.output/add.0"; the number counts
-within one call of the module.
+``simulate`` returns a copy in eval mode and does not change the model itself. Calibration runs in floating point, so
+that no range depends on another. No model code is copied: hooks reach modules, a probe reaches the inside of attention,
+and a function mode reaches sums and functions outside of modules. A quantizer is named by its module and what it
+quantizes there, "bert.encoder.layer.0.output/add.0"; the number counts within one call of the module.
 """
 
 from __future__ import annotations
@@ -41,36 +40,24 @@ _NAME = "_outeffhop_simulation"
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def simulate(
-    model: Model,
-    weights: int | None = None,
-    activations: int | None = None,
-    placement: str | None = None,
-    exclude: Sequence[str] = (),
-    *,
-    scheme: str | Scheme = "W8A8",
-) -> Model:
+def simulate(model: Model, scheme: str | Scheme = "W8A8", *, exclude: Sequence[str] = ()) -> Model:
     """A copy of the model to be calibrated, frozen and then run with simulated quantization.
 
     Args:
         model: any model; it is not changed.
-        weights, activations: bits, 2 to 16; by default the scheme's.
-        placement: "paper" or "linear", what is quantized; by default the scheme's.
-        exclude: patterns of modules ("*.layer.0.*") or quantizers ("*/scores") left in floating point; one that
-            matches none is refused, here or, of quantizers, by ``freeze``.
         scheme: "W8A8", "W4A8 per-token", "smoothquant", … or a ``Scheme``.
+        exclude: patterns of modules ("*.layer.0.*") or quantizers ("*/scores") left in floating point; one that
+            matches nothing is an error, here or, for quantizers, in ``freeze``.
     """
     if hasattr(model, "_orig_mod"):
-        raise TypeError("model is compiled, and cannot be looked into; give the one it was made of: model._orig_mod")
+        raise TypeError("model is compiled, so its modules cannot be observed: pass the original, model._orig_mod")
     if hasattr(model, _NAME):
-        raise ValueError("model is a simulation already: simulate(...) takes the model it was made of")
-    chosen = Scheme.parse(scheme).with_bits(weights, activations)
-    if placement is not None:
-        chosen = replace(chosen, placement=placement)
+        raise ValueError("model is a simulation already: pass the model it was made from")
+    chosen = Scheme.parse(scheme)
     copied = copy.deepcopy(model).eval()
     simulation = Simulation(chosen, lay_out(copied, chosen.placement, exclude))
     if simulation.layout.operations and simulation.layout.attention:
-        through_ours(copied)  # the same softmax, and it can be looked into
+        through_ours(copied)  # the same softmax, with a probe inside
     simulation.attach(copied)
     setattr(copied, _NAME, simulation)
     return copied
@@ -79,15 +66,17 @@ def simulate(
 def simulation_of(model: nn.Module) -> Simulation:
     found = getattr(model, _NAME, None)
     if not isinstance(found, Simulation):
-        raise ValueError(f"this {type(model).__name__} is no simulation: quantized = simulate(model) makes one")
+        raise ValueError(
+            f"this {type(model).__name__} is not a simulation: create one with quantized = simulate(model)"
+        )
     return found
 
 
 class Calibration:
-    """Within it, the model runs in floating point and its quantizers look at what passes.
+    """A context in which the model runs in floating point and its quantizers observe ranges.
 
     Args:
-        model: of ``simulate``; it may be calibrated several times before ``freeze``.
+        model: what ``simulate`` returned; it may be calibrated several times before ``freeze``.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -95,25 +84,27 @@ class Calibration:
 
     def __enter__(self) -> Calibration:
         if self.simulation.state == "frozen":
-            raise ValueError("the model is frozen, its ranges are fixed: simulate(...) makes another to calibrate")
+            raise ValueError(
+                "the model is frozen, so its ranges are fixed: create another with simulate(...) to calibrate"
+            )
         self.simulation.state = "calibrating"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.simulation.rest()
-        if self.simulation.state == "calibrating":  # not where freeze was called within
+        if self.simulation.state == "calibrating":  # unless freeze was called inside
             self.simulation.state = "calibrated"
 
 
 def freeze(model: Model) -> Model:
-    """Fixes every range and rounds the weights, in place; from now on the model runs quantized."""
+    """Fixes every range and rounds the weights, in place. From now on the model runs quantized."""
     simulation_of(model).freeze(model)
     return model
 
 
 @contextmanager
 def measuring(model: nn.Module) -> Iterator[dict[str, Power]]:
-    """Within it, every activation quantizer of a frozen model adds up signal and rounding error, by name."""
+    """A context in which the activation quantizers of a frozen model add up signal and rounding error, by name."""
     simulation = simulation_of(model)
     found: dict[str, Power] = {}
     simulation.powers = found
@@ -140,7 +131,7 @@ class Simulation:
     Attributes:
         state: "new", "calibrating", "calibrated" or "frozen".
         points: the quantizers by name.
-        powers: signal and error by name, while somebody measures.
+        powers: signal and error by name, within ``measuring``.
     """
 
     def __init__(self, scheme: Scheme, layout: Layout) -> None:
@@ -155,9 +146,9 @@ class Simulation:
 
     def attach(self, model: nn.Module) -> None:
         for name, module in model.named_modules():
-            # bound methods, not closures: a deepcopy of the model gets hooks of its own simulation
+            # bound methods, not closures: a deepcopy of the model gets hooks to its own simulation
             module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
-            # always_call: a forward that raises leaves its frame as well
+            # always_call: also after a forward that raises
             module.register_forward_hook(partial(self._leave, name), always_call=True)
 
     def freeze(self, model: nn.Module) -> None:
@@ -165,8 +156,8 @@ class Simulation:
             raise ValueError("the model is frozen already")
         if not self.scheme.dynamic and not self.points:
             raise ValueError(
-                "no batch was seen, or none had anything to quantize: with Calibration(quantized): quantized(**batch) "
-                "comes before freeze(quantized)"
+                "calibration saw no batch, or nothing to quantize: run quantized(**batch) in a block "
+                "`with Calibration(quantized):` before freeze(quantized)"
             )
         weights: dict[str, Point] = {}
         for point in self.points.values():
@@ -178,10 +169,10 @@ class Simulation:
         self._check_excluded(model)
         for point in self.points.values():
             point.freeze()
-        for name, point in weights.items():  # in the end, since what raises is to leave the weights as they are
+        for name, point in weights.items():  # last, so that an error leaves the weights unchanged
             module: Any = model.get_submodule(name)
             self.points[point.name] = point
-            # a new parameter: a head that shares the embedding's keeps the old one
+            # a new parameter: a head that shares the embedding's weight keeps the old one
             module.weight = nn.Parameter(point(module.weight.detach()), requires_grad=False)
         self.state = "frozen"
 
@@ -203,13 +194,13 @@ class Simulation:
         return found
 
     def _check_excluded(self, model: nn.Module) -> None:
-        """A pattern of quantizers that left none out is a slip, unless activations are still to be seen."""
+        """A pattern that excluded no quantizer is an error, unless activations have not been seen yet."""
         if self.scheme.dynamic and not self.points:
             return
         for pattern in self.layout.exclude:
             if "/" in pattern and not any(fnmatchcase(name, pattern) for name in self._left_out):
                 raise ValueError(
-                    f"exclude={pattern!r} matches no quantizer of {type(model).__name__}; there are, for instance: "
+                    f"exclude={pattern!r} matches no quantizer of {type(model).__name__}; some of them: "
                     + ", ".join(get_close_matches(pattern, self.points, n=3, cutoff=0.0))
                 )
 
@@ -227,13 +218,13 @@ class Simulation:
         return self._quantize(frame.name, f"{kind}.{number}", out)
 
     def _part(self, part: str, tensor: Tensor) -> Tensor:
-        """Scores, probabilities or context; what is computed between the first and the last is attention's own."""
+        """Scores, probabilities or context; other operations between the first and the last are not quantized."""
         self._in_attention = part != "context"
         frame = self._frames[-1]
         return tensor if frame.quiet else self._quantize(frame.name, part, tensor)
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._frames or not name:  # the model itself is not run within itself: any frames are left over
+        if not self._frames or not name:  # the model does not call itself: any frames are left over
             self._begin()
         site = self.layout.sites.get(name)
         outer = bool(self._frames) and self._frames[-1].quiet
@@ -255,14 +246,14 @@ class Simulation:
             if site is None or not isinstance(out, Tensor) or (self._frames and self._frames[-1].quiet):
                 return None
             if site.kind == "embedding":
-                return on_grid(out)  # looked up in a rounded table
+                return on_grid(out)  # rows of a rounded table
             return self._quantize(name, "output", out) if site.output else None
         finally:
             if not self._frames:
                 self._end()
 
     def rest(self) -> None:
-        """Leaves nothing behind of a forward that was interrupted: PyTorch calls no hook after Ctrl-C."""
+        """Cleans up after a forward that was interrupted: PyTorch calls no hooks after Ctrl-C."""
         self._frames.clear()
         self._end()
 
@@ -270,7 +261,7 @@ class Simulation:
         self.rest()
         if self.state in ("new", "calibrated"):
             raise ValueError(
-                "the model is not quantized yet: run it within Calibration(quantized), then freeze(quantized)"
+                "the model is not quantized yet: run it in `with Calibration(quantized):`, then call freeze(quantized)"
             )
         self._in_attention = self._at_work = False
         if self.layout.operations:
@@ -281,7 +272,7 @@ class Simulation:
     def _end(self) -> None:
         running, self._running = self._running, None
         if running is not None:
-            # where a notebook runs each cell in a context of its own, the last one's is gone
+            # a notebook runs each cell in a context of its own, and the last one's is gone
             with suppress(ValueError):
                 running.close()
 
@@ -296,9 +287,11 @@ class Simulation:
                 if point is None:
                     point = self.points[name] = self._point(name)
                 point.observe(x)
-                return on_grid(x.view_as(x))  # a view: the caller's own tensor gets no mark
+                return on_grid(x.view_as(x))  # a view: the caller's own tensor must not be marked
             if point is None and not self.scheme.dynamic:
-                raise ValueError(f"{name} was not seen in calibration: calibrate on batches that take the same path")
+                raise ValueError(
+                    f"{name} was not seen in calibration: calibrate on batches that run the same parts of the model"
+                )
             if point is None:
                 point = self.points[name] = self._point(name)
             rounded = point(x)
@@ -311,6 +304,6 @@ class Simulation:
     def _point(self, name: str) -> Point:
         spec, how = self.scheme.activations, self.scheme.activation_range
         if self.scheme.alpha is not None:
-            # each channel's own range, from which both the factors and the smoothed tensor's range follow
+            # the range of each channel: it determines both the factors and the range of the smoothed tensor
             spec = replace(spec, granularity="channel", axis=-1)
         return Point(name, "activation", spec, self.scheme, how)

@@ -6,9 +6,9 @@ import pytest
 from PIL import Image
 
 from outeffhop.lab.data import prepare
+from outeffhop.lab.data.corpus import load_text, pieces
 from outeffhop.lab.data.hub import load
 from outeffhop.lab.data.specs import parse
-from outeffhop.lab.data.text import load_text, pieces
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_pictures_with_labels(hub):
     hub["owner/grey", None] = {"train": datasets.Dataset.from_dict(grey_first, features=features)}
     assert prepare("hub:owner/grey", "classification").changes["num_channels"] == 3
     hub["owner/none", None] = {"train": datasets.Dataset.from_dict({"img": [], "label": []}, features=features)}
-    with pytest.raises(ValueError, match="no train with pictures"):
+    with pytest.raises(ValueError, match="no train split with images"):
         prepare("hub:owner/none", "classification")
     hub["owner/imagenet-1k", None] = hub["owner/pets", None]
     imagenet = prepare("hub:owner/imagenet-1k", "classification")
@@ -99,15 +99,15 @@ def test_series(hub):
     assert data.about["series"] == ["x", "y"]
     assert len(data.train) == 280 - 14
     hub["owner/full", None] = {"full": datasets.Dataset.from_dict(table)}
-    with pytest.raises(ValueError, match="has splits full: one of train, validation, test is needed"):
+    with pytest.raises(ValueError, match="has splits full: it needs one of train, validation, test"):
         prepare("hub:owner/full", "forecasting")
     hub["owner/cities", None] = {"train": datasets.Dataset.from_dict(table | {"city": ["here"] * 400})}
     with pytest.raises(ValueError, match="'hub:owner/cities': column 'city' does not hold numbers"):
         prepare("hub:owner/cities", "forecasting")
-    with pytest.raises(ValueError, match="holds series, but task 'clm' needs text"):
+    with pytest.raises(ValueError, match="contains series, but task 'clm' needs text"):
         prepare("hub:owner/series", "clm")
     hub["owner/odd", None] = {"train": datasets.Dataset.from_dict({"a": ["x"], "b": ["y"]})}
-    with pytest.raises(ValueError, match="has columns a, b: a text column"):
+    with pytest.raises(ValueError, match="has columns a, b: it needs a text column"):
         prepare("hub:owner/odd", "clm")
 
 

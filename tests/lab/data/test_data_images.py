@@ -11,8 +11,8 @@ from PIL import Image
 
 from outeffhop.lab.data import batches, prepare
 from outeffhop.lab.data.augment import AugmentedBatch
+from outeffhop.lab.data.image_files import LabelledImages, load_images
 from outeffhop.lab.data.images import ImageSet, moments
-from outeffhop.lab.data.pictures import Pictures, load_pictures
 from outeffhop.lab.data.specs import parse
 
 
@@ -56,13 +56,13 @@ def test_image_folder(tmp_path, mode):
         folder = tmp_path / ("train" if i < 9 else "val") / ("cat", "dog", "owl")[i % 3]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image if channels == 3 else image[..., 0], mode=None).save(folder / f"{i:02}.png")
-    gallery = load_pictures(parse(str(tmp_path)))
-    assert gallery.classes == ["cat", "dog", "owl"]
-    assert [len(gallery.splits[s]) for s in ("train", "validation", "test")] == [9, 3, 0]
-    for i, label in enumerate(gallery.splits["validation"].labels):
-        assert np.array_equal(gallery.splits["validation"].images[i], images[9 + i])
+    data = load_images(parse(str(tmp_path)))
+    assert data.classes == ["cat", "dog", "owl"]
+    assert [len(data.splits[s]) for s in ("train", "validation", "test")] == [9, 3, 0]
+    for i, label in enumerate(data.splits["validation"].labels):
+        assert np.array_equal(data.splits["validation"].images[i], images[9 + i])
         assert label == i
-    with pytest.raises(ValueError, match="no pictures in test"):
+    with pytest.raises(ValueError, match="no images in test"):
         prepare(str(tmp_path), "classification")
 
 
@@ -71,7 +71,7 @@ def test_a_class_that_train_lacks(tmp_path):
         (tmp_path / path).mkdir(parents=True)
         Image.new("L", (4, 4)).save(tmp_path / path / "x.png")
     with pytest.raises(ValueError, match="class 'c' is in test but not in train"):
-        load_pictures(parse(str(tmp_path)))
+        load_images(parse(str(tmp_path)))
 
 
 def test_a_class_may_be_called_train(tmp_path):
@@ -79,9 +79,9 @@ def test_a_class_may_be_called_train(tmp_path):
         (tmp_path / name).mkdir()
         for i in range(count):
             Image.new("L", (4, 4), i).save(tmp_path / name / f"{i}.png")
-    gallery = load_pictures(parse(str(tmp_path)))
-    assert gallery.classes == ["plane", "train"]
-    assert [len(gallery.splits[s]) for s in ("train", "validation", "test")] == [32, 4, 4]
+    data = load_images(parse(str(tmp_path)))
+    assert data.classes == ["plane", "train"]
+    assert [len(data.splits[s]) for s in ("train", "validation", "test")] == [32, 4, 4]
 
 
 @pytest.mark.parametrize("layout", ["{split}", "{name}/{split}"])
@@ -92,15 +92,15 @@ def test_folders_of_splits_are_no_classes(tmp_path, layout):
             folder.mkdir(parents=True, exist_ok=True)
             Image.new("L", (4, 4)).save(folder / f"{name}.png")
     with pytest.raises(ValueError, match=r"folders test, train, which name splits, not classes: .* as in train/CLASS"):
-        load_pictures(parse(str(tmp_path)))
+        load_images(parse(str(tmp_path)))
 
 
 def test_pictures_below_a_class_are_refused(tmp_path):
     for name in ("cat", "cat/kittens", "dog"):
         (tmp_path / name).mkdir()
         Image.new("L", (4, 4)).save(tmp_path / name / "x.png")
-    with pytest.raises(ValueError, match=r"cat.kittens lies in a folder that has pictures of its own"):
-        load_pictures(parse(str(tmp_path)))
+    with pytest.raises(ValueError, match=r"cat.kittens is in a folder that also contains images"):
+        load_images(parse(str(tmp_path)))
 
 
 @pytest.mark.parametrize("modes", [["L", "RGB", "L"], ["L", "L", "RGBA"], ["1", "P", "L"], ["I;16", "L", "1"]])
@@ -109,73 +109,73 @@ def test_pictures_are_in_colour_where_one_is(tmp_path, modes):
         (tmp_path / name).mkdir(parents=True)
         for i, mode in enumerate(modes if name == "train/b" else ["L"]):
             Image.new(mode, (4, 4)).save(tmp_path / name / f"{i}.png")
-    gallery = load_pictures(parse(str(tmp_path)))
+    data = load_images(parse(str(tmp_path)))
     channels = 1 if "I;16" in modes else 3
-    assert {image.shape for part in gallery.splits.values() for image in part.images} == {(4, 4, channels)}
+    assert {image.shape for part in data.splits.values() for image in part.images} == {(4, 4, channels)}
 
 
 def test_splits_of_different_channels(tmp_path):
     for name, channels in {"train": 3, "test": 1}.items():
         x, y = pictures_of(20, channels=channels)
         np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    with pytest.raises(ValueError, match="splits with pictures of 1 and 3 channels"):
-        load_pictures(parse(str(tmp_path)))
+    with pytest.raises(ValueError, match="splits with images of 1 and 3 channels"):
+        load_images(parse(str(tmp_path)))
 
 
 def test_where_there_are_no_pictures(tmp_path):
     (tmp_path / "a.csv").write_text("date,x\n1,2\n")
-    with pytest.raises(ValueError, match="holds no pictures: give an image folder"):
-        load_pictures(parse(str(tmp_path)))
-    with pytest.raises(ValueError, match="'builtin:text' holds text, no pictures"):
-        load_pictures(parse("builtin:text"))
+    with pytest.raises(ValueError, match="contains no images: give an image folder"):
+        load_images(parse(str(tmp_path)))
+    with pytest.raises(ValueError, match="'builtin:text' contains text, not images"):
+        load_images(parse("builtin:text"))
 
 
 def test_broken_pictures_are_named(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / "broken.png").write_bytes(b"\x89PNG rubbish")
-    with pytest.raises(ValueError, match=r"broken\.png cannot be read as a picture"):
-        load_pictures(parse(str(tmp_path)))
+    with pytest.raises(ValueError, match=r"broken\.png cannot be read as an image"):
+        load_images(parse(str(tmp_path)))
 
 
 def test_pictures_without_classes(tmp_path):
     Image.new("L", (4, 4)).save(tmp_path / "x.png")
     for path in (tmp_path, tmp_path / "x.png"):
         with pytest.raises(ValueError, match="a subfolder for each of its classes"):
-            load_pictures(parse(str(path)))
+            load_images(parse(str(path)))
 
 
 def test_wrong_npz(tmp_path):
     file = tmp_path / "a.npz"
     np.savez(file, x=np.zeros((3, 4, 4, 3)), y=np.zeros(3, int))
-    with pytest.raises(ValueError, match=r"a\.npz: pictures float64 \(3, 4, 4, 3\)"):
-        load_pictures(parse(str(file)))
+    with pytest.raises(ValueError, match=r"a\.npz: images float64 \(3, 4, 4, 3\)"):
+        load_images(parse(str(file)))
     np.savez(file, pictures=np.zeros(3))
     with pytest.raises(ValueError, match=r"a\.npz cannot be read: .*x"):
-        load_pictures(parse(str(file)))
+        load_images(parse(str(file)))
     np.savez(file, x=np.array([{"an": "object"}], dtype=object), y=np.zeros(1, int))
     with pytest.raises(ValueError, match="allow_pickle=False"):
-        load_pictures(parse(str(file)))
+        load_images(parse(str(file)))
     file.write_bytes(b"rubbish")
     with pytest.raises(ValueError, match=r"a\.npz is not an npz file"):
-        load_pictures(parse(str(file)))
+        load_images(parse(str(file)))
 
 
 def test_wrong_idx(tmp_path):
     file = tmp_path / "train-images-idx3-ubyte"
     file.write_bytes(b"\0\0\x08\x01" + struct.pack(">I", 5) + b"abc")
     with pytest.raises(ValueError, match=r"header says \(5,\), but 3 bytes follow"):
-        load_pictures(parse(str(tmp_path)))
+        load_images(parse(str(tmp_path)))
     file.write_bytes(b"\0\0\x0d\x01")
-    with pytest.raises(ValueError, match="is no idx file of bytes"):
-        load_pictures(parse(str(tmp_path)))
+    with pytest.raises(ValueError, match="is not an idx file of bytes"):
+        load_images(parse(str(tmp_path)))
     write_idx(file, np.zeros((2, 4, 4)))
-    with pytest.raises(ValueError, match="one of images and one of labels"):
-        load_pictures(parse(str(tmp_path)))
+    with pytest.raises(ValueError, match="one file of images and one of labels"):
+        load_images(parse(str(tmp_path)))
 
 
 def test_the_digits_are_all_there_and_split_the_same_each_time():
-    first, second = (load_pictures(parse("builtin:images")) for _ in range(2))
+    first, second = (load_images(parse("builtin:images")) for _ in range(2))
     images = np.concatenate([first.splits[s].images for s in ("train", "validation", "test")])
     assert len(images) == 1797 == len({image.tobytes() for image in images}) + _repeated(images)
     for split in first.splits:
@@ -200,15 +200,15 @@ def test_normalised_by_the_training_pictures_alone():
 
 def test_moments_by_channel():
     x, y = pictures_of(7)
-    mean, std = moments(Pictures(x, y))
+    mean, std = moments(LabelledImages(x, y))
     assert mean == pytest.approx((x / 255).mean((0, 1, 2)).tolist())
     assert std == pytest.approx((x / 255).std((0, 1, 2)).tolist())
     for value in (0, 51):  # the sums of 51 / 255 are rounded
-        with pytest.raises(ValueError, match="give std yourself"):
-            moments(Pictures(np.full((50, 8, 8, 3), value, np.uint8), np.zeros(50, np.int64)))
+        with pytest.raises(ValueError, match="give std"):
+            moments(LabelledImages(np.full((50, 8, 8, 3), value, np.uint8), np.zeros(50, np.int64)))
     x[..., 1] = 51
-    with pytest.raises(ValueError, match="give std yourself"):
-        moments(Pictures(x, y))
+    with pytest.raises(ValueError, match="give std"):
+        moments(LabelledImages(x, y))
 
 
 def test_mean_and_std_as_arrays():
@@ -219,11 +219,11 @@ def test_mean_and_std_as_arrays():
 def test_resized_and_cut_square():
     wide = np.zeros((1, 4, 12, 3), np.uint8)
     wide[0, :, 4:8] = 255  # the middle third
-    found = ImageSet(Pictures(wide, np.zeros(1, np.int64)), 4, (0.0,) * 3, (1.0,) * 3)[0]["pixel_values"]
+    found = ImageSet(LabelledImages(wide, np.zeros(1, np.int64)), 4, (0.0,) * 3, (1.0,) * 3)[0]["pixel_values"]
     assert found.shape == (3, 4, 4)
     assert (found == 1).all()
     flat = np.full((1, 9, 15, 1), 51, np.uint8)
-    found = ImageSet(Pictures(flat, np.zeros(1, np.int64)), 5, (0.0,), (1.0,))[0]["pixel_values"]
+    found = ImageSet(LabelledImages(flat, np.zeros(1, np.int64)), 5, (0.0,), (1.0,))[0]["pixel_values"]
     assert found.shape == (1, 5, 5)
     torch.testing.assert_close(found, torch.full((1, 5, 5), 0.2))
 
@@ -234,10 +234,10 @@ def test_resized_and_cut_square():
         ({"augment": "ligth"}, "augment='ligth' is unknown; did you mean 'light'"),
         ({"mean": (0.1, 0.2), "std": (1.0, 1.0)}, "mean=.*1 finite numbers"),
         ({"mean": (0.1,), "std": (0.0,)}, "std="),
-        ({"mean": 0.5, "std": 0.5}, "mean=0.5: 1 finite numbers"),
+        ({"mean": 0.5, "std": 0.5}, "mean=0.5: must be 1 finite numbers"),
         ({"mean": ()}, "mean=.*1 finite numbers"),
         ({"image_size": 0}, "image_size=0"),
-        ({"image_size": 8.5}, "image_size=8.5: a whole number"),
+        ({"image_size": 8.5}, "image_size=8.5: must be an integer"),
         ({"label_smoothing": 1.0}, "label_smoothing=1.0"),
     ],
 )
@@ -256,7 +256,7 @@ def constant_samples(number=16, classes=16, size=16):
 
 
 def test_soft_labels_say_what_was_mixed():
-    """Of pictures that are their own class, the mean pixel is the mean class: for mixup and cutmix both."""
+    """Of images that are their own class, the mean pixel is the mean class: for mixup and cutmix both."""
     collate = AugmentedBatch("paper", 16, (0.0,) * 3, (1.0,) * 3)
     collate._change = lambda natural: natural  # mixing alone
     kinds = set()
@@ -284,7 +284,7 @@ def test_label_smoothing():
 def test_augmentation_is_drawn_from_seed_epoch_and_batch(kind, channels):
     x, y = pictures_of(8, size=16, channels=channels)
     mean, std = (0.5,) * channels, (0.3,) * channels
-    samples = list(ImageSet(Pictures(x, y), 16, mean, std))
+    samples = list(ImageSet(LabelledImages(x, y), 16, mean, std))
 
     def drawn(seed=0, epoch=0):
         collate = AugmentedBatch(kind, 3, mean, std, seed=seed)
@@ -308,7 +308,7 @@ def test_augmentation_is_drawn_from_seed_epoch_and_batch(kind, channels):
 def test_light_augmentation_shifts_and_never_swaps_grey_pictures():
     left = np.zeros((64, 16, 16, 1), np.uint8)
     left[:, :, :4] = 255
-    samples = list(ImageSet(Pictures(left, np.zeros(64, np.int64)), 16, (0.0,), (1.0,)))
+    samples = list(ImageSet(LabelledImages(left, np.zeros(64, np.int64)), 16, (0.0,), (1.0,)))
     found = AugmentedBatch("light", 2, (0.0,), (1.0,))(samples)
     assert "soft_labels" not in found
     assert found["pixel_values"][..., 8:].max() == 0

@@ -92,14 +92,14 @@ def test_rounding_is_no_deviation_of_a_series_that_stands_still(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("2020-01-01 00:00,0.5,7\n2020-01-01 01:00,0.6,8\n", "has no header: its first line is .*0.5.*put names above"),
+        ("2020-01-01 00:00,0.5,7\n2020-01-01 01:00,0.6,8\n", "has no header: its first line is .*0.5.*add the names"),
         ("0,1,2\n1,5,6\n", "has no header"),
-        ("date;x;y\nt0;1;2\n", "with commas between: its first line is .'date;x;y'"),
-        ("", "no header"),
+        ("date;x;y\nt0;1;2\n", "with commas; its first line is .'date;x;y'"),
+        ("", "needs a header"),
         ("date,x\n", "has a header but no rows"),
-        ("date\n1\n", "no header with a date and at least one series"),
-        ("date,x,y\nt0,1,2\nt1,nan,2\n", r"a\.csv, row 3, column 'x': 'nan' is no finite number"),
-        ("date,x,y\nt0,1,2\n\nt1,1,\n", r"a\.csv, row 4, column 'y': '' is no finite number"),
+        ("date\n1\n", "needs a header with a date and at least one series"),
+        ("date,x,y\nt0,1,2\nt1,nan,2\n", r"a\.csv, row 3, column 'x': 'nan' is not a finite number"),
+        ("date,x,y\nt0,1,2\n\nt1,1,\n", r"a\.csv, row 4, column 'y': '' is not a finite number"),
         ("date,x,y\nt0,1,inf\n", "column 'y': 'inf'"),
         ("date,x,y\nt0,1\n", r"a\.csv, row 2: 2 values, but the header has 3"),
     ],
@@ -126,7 +126,7 @@ def test_a_file_of_windows(tmp_path):
 @pytest.mark.parametrize(
     ("dates", "message"),
     [
-        ([5.0, 3.5, 4.0], "numbers of the first column do not grow, so they are no dates"),
+        ([5.0, 3.5, 4.0], "numbers in the first column do not increase, so they are not dates"),
         (["2020-01-03", "2020-01-02", "2020-01-01"], "goes back in time, from 2020-01-03 to 2020-01-01: sort"),
         (["2020-01-02T00:00Z", "2020-01-01 12:00"], "goes back in time"),
     ],
@@ -154,21 +154,21 @@ def test_dates_of_any_kind_are_taken(tmp_path, dates):
 def test_too_few_rows(tmp_path):
     with pytest.raises(ValueError, match=r"has 140 rows in train, too few for one window of in_len=130 and out_len=24"):
         prepare(write_csv(tmp_path / "a.csv", 200), "forecasting", in_len=130)
-    with pytest.raises(ValueError, match="has 500 rows, but the known splits of ETTH need 14400"):
+    with pytest.raises(ValueError, match="has 500 rows, but the usual splits of ETTH need 14400"):
         prepare(write_csv(tmp_path / "ETTh1.csv", 500), "forecasting")
 
 
 def test_several_csv_files(tmp_path):
     write_csv(tmp_path / "a.csv", 10)
     write_csv(tmp_path / "b.csv", 10)
-    with pytest.raises(ValueError, match="holds 2 csv files: give one"):
+    with pytest.raises(ValueError, match="contains 2 csv files: give one"):
         load_series(parse(str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ["in_len", "out_len"])
 @pytest.mark.parametrize("value", [0, 48.0, "48"])
 def test_lengths_are_checked(name, value):
-    with pytest.raises(ValueError, match=f"{name}={value!r}: a whole number, at least 1"):
+    with pytest.raises(ValueError, match=f"{name}={value!r}: must be an integer of at least 1"):
         prepare("builtin:series", "forecasting", **{name: value})
 
 

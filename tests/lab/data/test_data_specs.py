@@ -53,7 +53,7 @@ def test_kind_by_content(tmp_path):
 def test_nothing_usable(tmp_path):
     (tmp_path / "notes.pdf").write_bytes(b"%PDF")
     (tmp_path / ".hidden.txt").write_text("not seen")
-    with pytest.raises(ValueError, match="holds no file that can be read as data"):
+    with pytest.raises(ValueError, match="contains no file that can be read as data"):
         prepare(str(tmp_path), "mlm")
 
 
@@ -62,7 +62,9 @@ def test_nothing_usable(tmp_path):
 )
 def test_the_wrong_kind_for_a_task_is_refused_with_a_remedy(kind, task):
     needed = TASKS[task][0]
-    with pytest.raises(ValueError, match=f"'builtin:{kind}' holds {kind}, but task '{task}' needs {needed}: .*builtin"):
+    with pytest.raises(
+        ValueError, match=f"'builtin:{kind}' contains {kind}, but task '{task}' needs {needed}.*builtin"
+    ):
         describe(f"builtin:{kind}", task)
 
 

@@ -6,10 +6,9 @@ from itertools import chain
 
 import pytest
 
-from outeffhop.lab.data import text
 from outeffhop.lab.data.builtin import topics
+from outeffhop.lab.data.corpus import SEPARATOR, load_text, pieces
 from outeffhop.lab.data.specs import parse
-from outeffhop.lab.data.text import SEPARATOR, load_text, pieces
 
 
 def documents(corpus, split):
@@ -86,7 +85,7 @@ def test_the_digest_is_of_the_content(tmp_path):
 
 
 def test_pieces_put_together_are_the_document(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "_PIECE", 50)
+    monkeypatch.setattr("outeffhop.lab.data.corpus._PIECE", 50)
     content = "".join(f"{'  ' * (i % 3)}line {i}\n{chr(10) * (i % 4)}" for i in range(200)).rstrip("\n")
     (tmp_path / "a.train.txt").write_text(content)
     (tmp_path / "a.valid.txt").write_text("v")

@@ -11,11 +11,11 @@ import pytest
 import torch
 from tokenizers import pre_tokenizers
 
-from outeffhop.lab.data import prepare, text, tokenizer, tokens
+from outeffhop.lab.data import prepare, tokenizer, tokens
 from outeffhop.lab.data.builtin import topics
-from outeffhop.lab.data.disk_cache import Store
+from outeffhop.lab.data.corpus import load_text, pieces
+from outeffhop.lab.data.disk_cache import DiskCache
 from outeffhop.lab.data.specs import parse
-from outeffhop.lab.data.text import load_text, pieces
 from outeffhop.lab.data.tokenizer import load_tokenizer, train_tokenizer
 
 
@@ -53,7 +53,7 @@ def test_training_is_the_same_each_time(trained):
 
 def test_a_long_text_is_learned_from_pieces_spread_over_it(monkeypatch):
     corpus = load_text(parse("builtin:text"))
-    monkeypatch.setattr(text, "_PIECE", 1000)
+    monkeypatch.setattr("outeffhop.lab.data.corpus._PIECE", 1000)
     every = [piece for piece, _ in pieces(corpus.splits["train"]())]
     assert list(tokenizer._spread(corpus)) == every
     monkeypatch.setattr(tokenizer, "_ENOUGH", corpus.count("train")[1] // 10)
@@ -91,7 +91,7 @@ def test_bare_opt_vocabulary_keeps_its_begin_token(tmp_path):
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):
-    with pytest.raises(ValueError, match=r"no folder with a tokenizer: tokenizer\.json, vocab\.txt"):
+    with pytest.raises(ValueError, match=r"not a folder with a tokenizer: it must contain tokenizer\.json, vocab\.txt"):
         load_tokenizer(tmp_path)
     (tmp_path / "vocab.txt").write_text("hello\n")
     with pytest.raises(ValueError, match=r"lacks \[PAD\], \[UNK\]"):
@@ -100,9 +100,9 @@ def test_a_folder_without_a_tokenizer(tmp_path):
 
 def test_too_small_a_vocabulary(tmp_path):
     for size in (0, 100):
-        with pytest.raises(ValueError, match=f"vocab_size={size}: 261 at least"):
+        with pytest.raises(ValueError, match=f"vocab_size={size}: must be at least 261"):
             prepare("builtin:text", "clm", vocab_size=size, cache_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"vocab_size=300\.5: a whole number"):
+    with pytest.raises(ValueError, match=r"vocab_size=300\.5: must be an integer"):
         prepare("builtin:text", "clm", vocab_size=300.5, cache_dir=tmp_path)
 
 
@@ -168,8 +168,8 @@ def test_cutting_a_document_changes_no_token(corpus, tmp_path, monkeypatch, styl
     with open(f"{corpus}/train.txt", "w") as file:
         file.write(rewritten[style])
     whole = prepare(corpus, "clm", tokenizer=trained, length=16, cache_dir=tmp_path / "a")
-    monkeypatch.setattr(text, "_PIECE", 200)
-    monkeypatch.setattr(text, "_LINE", 100)
+    monkeypatch.setattr("outeffhop.lab.data.corpus._PIECE", 200)
+    monkeypatch.setattr("outeffhop.lab.data.corpus._LINE", 100)
     cut = prepare(corpus, "clm", tokenizer=trained, length=16, cache_dir=tmp_path / "b")
     assert len(list(pieces(load_text(parse(corpus)).splits["train"]()))) > 3
     assert np.array_equal(whole.train.tokens, cut.train.tokens)
@@ -206,7 +206,7 @@ def counted(monkeypatch):
 
 def kept(corpus, trained, cache):
     source = load_text(parse(corpus))
-    file, said = tokens.tokenize(source, "train", trained, Store(cache))
+    file, said = tokens.tokenize(source, "train", trained, DiskCache(cache))
     return file, np.fromfile(file, said["dtype"])
 
 
@@ -262,7 +262,7 @@ def half_then_wait(cache, started):
         started.set()
         signal.pause()
 
-    Store(cache).get("tokens", {"of": "something"}, build)
+    DiskCache(cache).get("tokens", {"of": "something"}, build)
 
 
 def test_a_killed_build_is_never_read(tmp_path):
@@ -280,12 +280,12 @@ def test_a_killed_build_is_never_read(tmp_path):
         (folder / "tokens.bin").write_bytes(b"all of it")
         return {"size": 9}
 
-    folder, said = Store(tmp_path).get("tokens", {"of": "something"}, build)
+    folder, said = DiskCache(tmp_path).get("tokens", {"of": "something"}, build)
     assert (folder / "tokens.bin").read_bytes() == b"all of it"
     assert said == {"size": 9}
     for path in (left[0] / "tokens.bin", left[0]):
         os.utime(path, (0, 0))
-    Store(tmp_path).get("tokens", {"of": "another"}, build)
+    DiskCache(tmp_path).get("tokens", {"of": "another"}, build)
     assert not left[0].exists()  # a day later nothing is left of it
 
 
@@ -305,7 +305,7 @@ def tokenise_some_and_wait(corpus, trained, cache, started):
 
 def test_tokenising_that_was_killed_begins_again(corpus, trained, tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # the child is forked
-    monkeypatch.setattr(text, "_PIECE", 200)
+    monkeypatch.setattr("outeffhop.lab.data.corpus._PIECE", 200)
     whole = prepare(corpus, "clm", tokenizer=trained, length=16, cache_dir=tmp_path / "whole")
     context = multiprocessing.get_context("fork")
     started = context.Event()
@@ -322,7 +322,7 @@ def test_tokenising_that_was_killed_begins_again(corpus, trained, tmp_path, monk
 
 def test_two_builders_at_once_both_get_a_whole_entry(tmp_path):
     def first(folder):
-        Store(tmp_path).get("tokens", {"a": 1}, second)  # finishes while we are at it
+        DiskCache(tmp_path).get("tokens", {"a": 1}, second)  # finishes while we are at it
         (folder / "tokens.bin").write_bytes(b"content")
         return {"by": "first"}
 
@@ -330,7 +330,7 @@ def test_two_builders_at_once_both_get_a_whole_entry(tmp_path):
         (folder / "tokens.bin").write_bytes(b"content")
         return {"by": "second"}
 
-    folder, _ = Store(tmp_path).get("tokens", {"a": 1}, first)
+    folder, _ = DiskCache(tmp_path).get("tokens", {"a": 1}, first)
     assert (folder / "tokens.bin").read_bytes() == b"content"
     assert [p.name for p in tmp_path.iterdir()] == [folder.name]
 
@@ -341,30 +341,30 @@ def test_a_builder_that_fails_leaves_nothing(tmp_path):
         raise RuntimeError("no space")
 
     with pytest.raises(RuntimeError, match="no space"):
-        Store(tmp_path).get("tokens", {}, build)
+        DiskCache(tmp_path).get("tokens", {}, build)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written(tmp_path, corpus, trained):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
-    with pytest.raises(ValueError, match=r"cache_dir='.*cache' cannot be written .*OUTEFFHOP_CACHE"):
+    with pytest.raises(ValueError, match=r"cache_dir='.*cache' cannot be created: .*OUTEFFHOP_CACHE"):
         prepare(corpus, "clm", tokenizer=trained, length=16, cache_dir=blocked / "cache")
 
 
 def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTEFFHOP_CACHE", str(tmp_path / "here"))
-    assert Store().folder == tmp_path / "here"
-    assert Store(tmp_path).folder == tmp_path
+    assert DiskCache().folder == tmp_path / "here"
+    assert DiskCache(tmp_path).folder == tmp_path
 
 
 def test_only_tokenizers_are_taken_as_such(trained, tmp_path):
     for wrong in (5, trained.backend_tokenizer):
-        with pytest.raises(TypeError, match=f"tokenizer is of type {type(wrong).__name__}: a PreTrainedTokenizerFast"):
+        with pytest.raises(TypeError, match=f"tokenizer is of type {type(wrong).__name__}: give a PreTrained"):
             prepare("builtin:text", "clm", tokenizer=wrong, cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize("length", [2, 128.0, "128"])
 def test_the_length_is_checked(length, trained, tmp_path):
-    with pytest.raises(ValueError, match=f"length={length!r}: a whole number, at least 3"):
+    with pytest.raises(ValueError, match=f"length={length!r}: must be an integer of at least 3"):
         prepare("builtin:text", "clm", tokenizer=trained, length=length, cache_dir=tmp_path)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import outeffhop
+from outeffhop.lab import paper, report
 from outeffhop.lab.paper import Cell, Experiment, Figure, Result, Settings, Table, Verdict, run
 from outeffhop.lab.paper.ranking import mean_std, number_of, ranks, shown
 from outeffhop.lab.paper.registry import NAMES, find
+from outeffhop.lab.paper.result_file import KeptCell, ResultFile
 from outeffhop.lab.paper.running import found_before, one_thread
 
 # An experiment in a module of its own: worker processes import what they measure.
@@ -49,7 +53,7 @@ EXPERIMENT = Experiment("squares", "none", "squares", cells, measure, conclude)
 def squares(tmp_path, monkeypatch):
     (tmp_path / "squares_experiment.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     monkeypatch.delitem(sys.modules, "squares_experiment", raising=False)
     import squares_experiment
 
@@ -72,7 +76,7 @@ def test_a_finished_cell_is_not_measured_again(squares, tmp_path):
     lines = []
     second = run(squares, settings, lines.append)
     assert len(measured(tmp_path)) == 4
-    assert lines == ["squares: 4 of 4 cells are there already"]
+    assert lines == ["squares: 4 of 4 cells were measured earlier"]
     assert first.conditions["sum"] == second.conditions["sum"] == 14
 
 
@@ -80,10 +84,9 @@ def test_a_result_says_where_its_cells_were_measured(squares, tmp_path):
     here = run(squares, Settings(out=tmp_path), quiet).conditions
     assert here["device"].endswith(f"CPU cores ({platform.machine()})")
     assert here["torch"] == torch.__version__
-    file = tmp_path / "squares" / "cells" / "square-1.json"
-    kept = json.loads(file.read_text())
-    kept["machine"] = {"device": "another", "torch": here["torch"], "date": "2001-02-03"}
-    file.write_text(json.dumps(kept))
+    kept = ResultFile.load(tmp_path / "squares.json")
+    kept.cells["square-1"].machine.update(device="another", date="2001-02-03")
+    (tmp_path / "squares.json").write_text(kept.to_json())
     both = run(squares, Settings(out=tmp_path), quiet).conditions
     assert len(measured(tmp_path)) == 4
     assert sorted(both["device"].split("; ")) == sorted(["another", here["device"]])
@@ -99,14 +102,25 @@ def test_what_was_found_before_is_read_and_nothing_measured(squares, tmp_path):
     assert len(measured(tmp_path)) == 4
 
 
-@pytest.mark.parametrize("torn", ["", '{"asked": {"number": 1}, "sca', "[]", '{"asked": {"number": 1}}'])
-def test_a_torn_cell_is_measured_again(squares, tmp_path, torn):
-    run(squares, Settings(out=tmp_path), quiet)
-    file = tmp_path / "squares" / "cells" / "square-1.json"
+@pytest.mark.parametrize("torn", ["", '{"scale": "tiny", "ce', "[]", '{"scale": "tiny", "cells": {"square-1": {}}}'])
+def test_a_damaged_file_is_not_written_over(squares, tmp_path, torn):
+    """It may hold hours of measurements."""
+    file = tmp_path / "squares.json"
     file.write_text(torn)
-    assert run(squares, Settings(out=tmp_path), quiet).conditions["sum"] == 14
-    assert measured(tmp_path)[4:] == ["square-1"]
-    assert json.loads(file.read_text())["found"] == {"square": 1}
+    with pytest.raises(ValueError, match=re.escape(str(file))):
+        run(squares, Settings(out=tmp_path), quiet)
+    assert file.read_text() == torn
+    assert measured(tmp_path) == []
+
+
+def test_a_changed_number_is_not_taken_for_a_measured_one(squares, tmp_path):
+    run(squares, Settings(out=tmp_path), quiet)
+    file = tmp_path / "squares.json"
+    kept = json.loads(file.read_text())
+    assert kept["result"]["cells"] == list(kept["cells"]) == [f"square-{i}" for i in range(4)]
+    file.write_text(file.read_text().replace('"square": 9', '"square": 8'))
+    with pytest.raises(ValueError, match=r"squares\.json has changed since it was written"):
+        run(squares, Settings(out=tmp_path), quiet)
 
 
 def test_a_question_asked_otherwise_is_measured_anew(squares, tmp_path):
@@ -147,7 +161,9 @@ def test_a_killed_experiment_goes_on_where_it_stopped(squares, tmp_path):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert not (tmp_path / "squares" / "result.json").exists()
+    kept = ResultFile.load(tmp_path / "squares.json")
+    assert kept.result is None
+    assert list(kept.cells) == ["square-0", "square-1"]
     (tmp_path / "hang").unlink()
     assert run(squares, Settings(out=tmp_path), quiet).conditions["sum"] == 14
     assert measured(tmp_path) == ["square-0", "square-1", "square-2", "square-2", "square-3"]
@@ -159,9 +175,21 @@ def test_two_workers_find_what_one_finds(squares, tmp_path):
     run(squares, Settings(out=tmp_path / "one"), quiet)
     run(squares, Settings(out=tmp_path / "two", workers=2), quiet)
     assert sorted(measured(tmp_path / "two")) == measured(tmp_path / "one")
-    for i in range(4):
-        name = Path("squares", "cells", f"square-{i}.json")
-        assert (tmp_path / "two" / name).read_text() == (tmp_path / "one" / name).read_text()
+    assert (tmp_path / "two" / "squares.json").read_text() == (tmp_path / "one" / "squares.json").read_text()
+
+
+def test_processes_add_cells_to_one_file(tmp_path):
+    """Each of them replaces the whole file; none loses a cell of another."""
+    code = (
+        "import sys; from pathlib import Path; from outeffhop.lab.paper.experiment import Settings; "
+        "from outeffhop.lab.paper.result_file import KeptCell, add_cell; "
+        f"settings = Settings(out=Path({str(tmp_path)!r})); "
+        "[add_cell('squares', settings, f'{sys.argv[1]}-{i}', KeptCell({}, {}, {'i': i})) for i in range(40)]"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "abc"]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    kept = ResultFile.load(tmp_path / "squares.json").cells
+    assert {key: cell.found["i"] for key, cell in kept.items()} == {f"{n}-{i}": i for n in "abc" for i in range(40)}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -170,7 +198,8 @@ def test_a_cell_that_fails_is_said_and_loses_no_other(squares, tmp_path, workers
     with pytest.raises(ValueError, match="number 0 cannot be measured"):
         run(squares, Settings(out=tmp_path, workers=workers), quiet)
     begun = set(measured(tmp_path)) - {"square-0"}
-    assert {file.stem for file in (tmp_path / "squares").glob("cells/*.json")} == begun
+    kept = tmp_path / "squares.json"
+    assert set(ResultFile.load(kept).cells if kept.exists() else ()) == begun
     (tmp_path / "fail").unlink()
     assert run(squares, Settings(out=tmp_path), quiet).conditions["sum"] == 14
     assert len(measured(tmp_path)) == 5
@@ -183,9 +212,9 @@ def test_some_cells_alone(squares, tmp_path):
     assert measured(tmp_path) == ["square-0", "square-1"]
     with pytest.raises(ValueError, match="squares needs all of its 4 cells"):
         run(squares, only, quiet)
-    with pytest.raises(ValueError, match=r"only='opt-\*': squares has no such cell; there are square-0, square-1"):
+    with pytest.raises(ValueError, match=r"only='opt-\*': matches no cell of squares; choose from square-0, square-1"):
         run(partial, dataclasses.replace(only, only=("square-*", "opt-*")), quiet)  # one that fits excuses no other
-    rest = run(squares, dataclasses.replace(only, only=("square-2", "square-3")), quiet)  # with those there already
+    rest = run(squares, dataclasses.replace(only, only=("square-2", "square-3")), quiet)  # with those measured earlier
     assert rest.conditions["sum"] == 14
     assert "cells" not in rest.conditions
 
@@ -223,8 +252,12 @@ def test_missing_data_is_said_before_anything_is_measured(squares, tmp_path):
 def test_a_result_is_read_as_it_was_written(tmp_path):
     table = Table("t", ["a", "b"], [["x", 1.5], ["y", "2 ± 1"]], {"b": "low"}, None, "n")
     result = Result("n", "of", "about", [table], [Figure("f", "t", "c")], [Verdict("c", "not seen", "1")], {"k": 1})
-    (tmp_path / "result.json").write_text(result.to_json())
-    assert Result.load(tmp_path / "result.json").to_json() == result.to_json()
+    cells = {"c": KeptCell({"seed": 0}, {"date": "today"}, {"loss": math.inf, "curve": [1.5, -math.inf]})}
+    (tmp_path / "n.json").write_text(ResultFile("small", False, 3, result, cells).to_json())
+    again = ResultFile.load(tmp_path / "n.json")
+    assert again.result.to_json() == result.to_json()
+    assert (again.scale, again.quick, again.seeds, again.cells) == ("small", False, 3, cells)
+    assert again.to_json() == (tmp_path / "n.json").read_text()
 
 
 def test_a_table_holds_text_and_numbers():
@@ -233,9 +266,9 @@ def test_a_table_holds_text_and_numbers():
 
 
 def test_a_field_that_does_not_belong_is_named_on_one_line(tmp_path):
-    (tmp_path / "result.json").write_text('{"name": "n", "of": "o", "about": "a", "\\n": null}')
-    with pytest.raises(ValueError, match=r"fields that are missing or unknown: '.n'$"):
-        Result.load(tmp_path / "result.json")
+    (tmp_path / "n.json").write_text('{"scale": "tiny", "\\n": null}')
+    with pytest.raises(ValueError, match=r"'.n' is unknown\. Available: scale"):
+        ResultFile.load(tmp_path / "n.json")
 
 
 def test_every_name_has_its_experiment():
@@ -300,3 +333,24 @@ def test_one_thread_gives_the_threads_back():
         fails()
     assert seen == [1]
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("module", ["registry", "experiment", "ranking", "result_file", "running", "drawing"])
+def test_what_the_command_line_reads_imports_nothing_heavy(module):
+    """``outeffhop`` itself is replaced by a bare package: what it imports is tested in tests/test_imports.py."""
+    code = (
+        "import importlib, sys, types; package = types.ModuleType('outeffhop'); "
+        f"package.__path__ = [{str(Path(outeffhop.__file__).parent)!r}]; sys.modules['outeffhop'] = package; "
+        f"importlib.import_module('outeffhop.lab.paper.{module}'); import outeffhop.lab.report; "
+        "print([name for name in ('torch', 'transformers', 'matplotlib', 'numpy') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_packages_list_what_they_import_late():
+    for package, names in ((paper, {"run", "Settings"}), (report, {"outlier_page", "write_report"})):
+        assert names <= set(dir(package))
+        assert all(callable(getattr(package, name)) for name in package.__all__)
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            _ = package.nothing

@@ -13,15 +13,16 @@ import pytest
 import torch
 
 from outeffhop.lab.data import prepare
-from outeffhop.lab.paper import Result, Settings, drawing, published, run
-from outeffhop.lab.paper import trained_cells as shared
-from outeffhop.lab.paper.beyond import Candidate, at_equal_perplexity, fold_verdict, lower_verdict
+from outeffhop.lab.paper import Settings, drawing, published, run
+from outeffhop.lab.paper import training_runs as shared
+from outeffhop.lab.paper.beyond_result import Candidate, at_equal_perplexity, fold_verdict, lower_verdict
 from outeffhop.lab.paper.convergence import speed_verdict
 from outeffhop.lab.paper.cost import time_verdict
 from outeffhop.lab.paper.ranking import shown as number_shown
 from outeffhop.lab.paper.ranking import surplus
 from outeffhop.lab.paper.registry import find
-from outeffhop.lab.paper.table1 import cut_verdict, loss_verdict
+from outeffhop.lab.paper.result_file import ResultFile
+from outeffhop.lab.paper.table1_result import cut_verdict, loss_verdict
 from outeffhop.lab.paper.table2 import rank, top_two, top_two_verdict
 from outeffhop.lab.paper.training_outliers import growth_verdict
 from outeffhop.lab.report.experiments_page import write_report
@@ -69,7 +70,7 @@ def table1(cache, tmp_path_factory):
 
 
 def cell(out, key, name="table1"):
-    return json.loads((Path(out) / name / "cells" / f"{key}.json").read_text())["found"]
+    return ResultFile.load(Path(out) / f"{name}.json").cells[key].found
 
 
 def perplexity(model, given):
@@ -106,13 +107,13 @@ def test_numbers_are_those_of_the_saved_model(table1, key):
 def test_table1_shows_what_is_measured_and_leaves_the_rest_empty(table1):
     out, result = table1
     # a model of which nothing is measured has neither table nor row nor verdict
-    assert [table.title for table in Result.load(out / "table1" / "result.json").tables[1:]] == ["OPT"]
+    assert [table.title for table in ResultFile.load(out / "table1.json").result.tables[1:]] == ["OPT"]
     assert [row[0] for row in result.tables[0].rows] == ["OPT"]
     opt = {row[0]: row[1:] for row in result.tables[1].rows}
     assert opt["outeffhop"][0] == f"{cell(out, PAIR[1])['kurtosis']:.4g}"
     assert opt["gated"][:5] == [None] * 5
     assert opt["gated"][5:9] == list(published.TABLE1["opt", "gated"])
-    assert all((out / "table1" / f"methods.{kind}").is_file() for kind in ("svg", "png"))
+    assert (out / "table1" / "methods.png").is_file()
     assert result.verdicts[0].verdict == "not measured"  # one of four models
     assert [(v.claim[:4], v.verdict != "not measured") for v in result.verdicts[2:]] == [("OPT:", True)]
     assert result.conditions["OPT"].endswith(f"of {cell(out, PAIR[1])['train_samples']:,} training samples")
@@ -165,9 +166,7 @@ def test_training_outliers_come_from_the_runs_of_table1(table1):
     assert found["steps"] == [2, 4]
     assert max(values[-1] for values in found["tensors"].values()) == norms[-1]
     assert next(row[3] for row in result.tables[0].rows) == f"{norms[-1]:.4g}"
-    assert all(
-        (out / "training-outliers" / f"{f.name}.{kind}").is_file() for f in result.figures for kind in ("svg", "png")
-    )
+    assert all((out / "training-outliers" / f"{f.name}.png").is_file() for f in result.figures)
 
 
 @pytest.mark.filterwarnings("error")
@@ -291,7 +290,7 @@ def test_draws_of_one_model_are_no_match_for_seeds(tmp_path):
     assert several == "0.2 against 1.2 ± 1"
     alone = concluded({"opt-vanilla-0": of_opt(), "opt-outeffhop-0": of_opt()}, tmp_path)
     assert alone.verdicts[2].numbers.startswith("0.2 ± 0.1 against 0.2 ± 0.1, over calibration draws")
-    assert "over calibration draws where one seed is measured" in alone.tables[0].note
+    assert "over calibration draws if only one seed is measured" in alone.tables[0].note
 
 
 def test_conditions_are_of_every_cell(tmp_path):

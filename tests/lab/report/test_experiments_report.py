@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from outeffhop.lab.paper import Figure, Result, Table, Verdict, drawing
+from outeffhop.lab.paper import Figure, Result, Settings, Table, Verdict, drawing, run
+from outeffhop.lab.paper.registry import find
+from outeffhop.lab.paper.result_file import ResultFile, read_all
 from outeffhop.lab.report import write_report
 from outeffhop.lab.report.experiments_page import text_of
 from outeffhop.lab.report.markdown import markdown_of
@@ -41,7 +43,7 @@ def make(out, name="table1", *, title="A table", verdict="confirmed", word="plai
         [Verdict(word, verdict, word)],
         {"scale": scale, word: word},
     )
-    (folder / "result.json").write_text(result.to_json())
+    (out / f"{name}.json").write_text(ResultFile("tiny", result=result).to_json())
     return result
 
 
@@ -103,10 +105,10 @@ def test_links_lead_to_sections_in_the_papers_order_and_verdicts_are_counted(tmp
 
 
 def test_figures_are_within_the_page_and_a_lost_one_is_named(tmp_path):
-    make(tmp_path)
-    picture = (tmp_path / "table1" / "curve.png").read_bytes()
+    make(tmp_path, "demo")
+    picture = (tmp_path / "demo" / "curve.png").read_bytes()
     assert base64.b64encode(picture).decode() in write_report(tmp_path).read_text()
-    (tmp_path / "table1" / "curve.png").unlink()
+    (tmp_path / "demo" / "curve.png").unlink()
     text = write_report(tmp_path).read_text()
     assert "curve.png is missing" in text
     assert "<img" not in text
@@ -123,17 +125,28 @@ def test_no_result_and_a_broken_one_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no result yet"):
         write_report(tmp_path)
     make(tmp_path)
-    (tmp_path / "table1" / "result.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"result\.json is no result"):
-        write_report(tmp_path)
+    for broken in ('{"cells": {}, "result": {}}', '{"cells": '):
+        (tmp_path / "table1.json").write_text(broken)
+        with pytest.raises(ValueError, match=r"table1\.json"):
+            write_report(tmp_path)
 
 
-def test_a_training_run_beside_the_experiments_is_passed_over(tmp_path):
+def test_other_files_and_unfinished_experiments_are_skipped(tmp_path):
     make(tmp_path)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("model: opt\n")
-    (tmp_path / "run" / "result.json").write_text('{"steps": 4}')
-    assert "of-table1" in write_report(tmp_path).read_text()
+    (tmp_path / "quantization.json").write_text('{"model": "opt"}')
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "energy.json").write_text(ResultFile("tiny").to_json())
+    text = write_report(tmp_path).read_text()
+    assert "of-table1" in text
+    assert "of-energy" not in text
+
+
+def test_missing_figures_are_drawn_again(tmp_path):
+    settings = Settings(out=tmp_path, quick=True)
+    run(find("energy"), settings, lambda line: None)
+    page = write_report(tmp_path).read_text()
+    shutil.rmtree(tmp_path / "energy")
+    assert write_report(tmp_path).read_text() == page
 
 
 @pytest.mark.parametrize(
@@ -187,8 +200,9 @@ def test_a_browser_shows_it_whole(tmp_path, width):
 @pytest.mark.skipif(not RESULTS.exists(), reason="the results are not in a source distribution")
 @pytest.mark.parametrize("width", [400, 1300])
 def test_a_browser_shows_the_kept_results_whole(tmp_path, width):
-    for kept in RESULTS.glob("*/report.html"):
-        figures = [figure for file in kept.parent.glob("*/result.json") for figure in Result.load(file).figures]
+    for scale in RESULTS.iterdir():
+        out = shutil.copytree(scale, tmp_path / scale.name)
+        figures = [figure for kept in read_all(out).values() for figure in kept.result.figures]
         assert figures
         said = f"{len(figures)} of {len(figures)} pictures, fits"
-        assert seen_by_a_browser(kept.read_text(), tmp_path, width) == said, kept
+        assert seen_by_a_browser(write_report(out).read_text(), tmp_path, width) == said, scale

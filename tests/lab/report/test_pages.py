@@ -4,8 +4,9 @@ import math
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
-from outeffhop.lab.report import Section, heat_map, outlier_page, page, table
-from outeffhop.lab.report.outlier_page import number
+from outeffhop.lab.report.heat_map import heat_map
+from outeffhop.lab.report.html import Section, page, table
+from outeffhop.lab.report.outliers_page import number, outlier_page
 from outeffhop.outliers import Channel, HeadStats, OutlierReport, TensorStats
 
 EVIL = "<script>alert('1 & 2')</script>"
@@ -18,7 +19,7 @@ def tensor(name, value=3.0, non_finite=0):
 
 
 class Balanced(HTMLParser):
-    VOID = ("meta", "br")
+    VOID = ("meta", "br", "wbr")
 
     def __init__(self, text):
         super().__init__()
@@ -49,20 +50,28 @@ def test_a_page_escapes_what_it_is_given():
     assert text.count("&lt;script&gt;") == 6  # title, h1, h2, remark, th, td
 
 
-def test_heat_map_is_svg_with_every_value():
+def test_heat_map_colours_every_value_and_names_its_place():
     text = heat_map([EVIL, "b"], ["0", "1"], [[1.0, 10.0], [None, math.nan]], logarithmic=True, corner="layer")
-    svg = ElementTree.fromstring(text).find("{http://www.w3.org/2000/svg}svg")
-    words = [t.text for t in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert words == ["layer", "0", "1", EVIL, "1", "10", "b", "nan"]
-    fills = [r.get("fill") for r in svg.iter("{http://www.w3.org/2000/svg}rect")]
-    assert fills == ["#440154", "#fde725", None, "#d1242f"]
+    shown = ElementTree.fromstring(text)
+    assert [th.text for th in shown.iter("th")] == ["layer", "0", "1", EVIL, "b"]
+    cells = list(shown.iter("td"))
+    assert [td.text for td in cells] == ["1", "10", None, "nan"]
+    assert [td.get("style") for td in cells[:2]] == [
+        "background: #440154; color: #ffffff",
+        "background: #fde725; color: #111111",
+    ]
+    assert [td.get("class") for td in cells] == [None, None, "none", "broken"]
+    assert cells[1].get("title") == f"{EVIL}, layer 1: 10.0"
 
 
 def test_heat_map_of_nothing_and_of_one_value():
-    rect = "{http://www.w3.org/2000/svg}rect"
-    assert not list(ElementTree.fromstring(heat_map([], [], [])).iter(rect))
-    (only,) = ElementTree.fromstring(heat_map(["a"], ["0"], [[0.0]], logarithmic=True)).iter(rect)
-    assert only.get("fill") == "#440154"  # the low end: there is nothing to compare with
+    assert not list(ElementTree.fromstring(heat_map([], [], [])).iter("td"))
+    (only,) = ElementTree.fromstring(heat_map(["a"], ["0"], [[0.0]], logarithmic=True)).iter("td")
+    assert only.get("style").startswith("background: #440154")  # the low end: there is nothing to compare with
+
+
+def test_a_long_name_may_be_broken_at_its_dots():
+    assert ">layers.<wbr>0.<wbr>&lt;b&gt;_<wbr>x</th>" in heat_map(["layers.0.<b>_x"], [], [[]])
 
 
 def test_the_outlier_page_shows_layers_heads_and_what_is_broken():

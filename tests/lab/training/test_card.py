@@ -16,7 +16,7 @@ from outeffhop.lab.training.card import CARD, model_card, write_card
 from outeffhop.models.checkpoint import load_checkpoint
 from outeffhop.quantization import QuantizationReport
 
-QUICK = ("--batch-size", "4", "--calibration-batches", "1", "--limit", "1", "--seeds", "2", "--device", "cpu")
+QUICK = ("--batch-size", "4", "--calibration-batches", "1", "--batches", "1", "--seeds", "2", "--device", "cpu")
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_quantizing_a_run_tells_its_card(run, tmp_path):
 def test_a_damaged_report_is_named(run):
     before = (run.model / CARD).read_text()
     (run.path / "quantization.json").write_text("{")
-    with pytest.raises(ValueError, match=r"quantization\.json: not a quantization report"):
+    with pytest.raises(ValueError, match=r"quantization\.json: not a valid QuantizationReport"):
         write_card(run)
     assert (run.model / CARD).read_text() == before
 

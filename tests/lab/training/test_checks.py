@@ -77,7 +77,7 @@ def test_a_checkpoint_without_its_tokenizer(whole_run, cache, tmp_path):
     bare = tmp_path / "bare"
     shutil.copytree(source, bare, ignore=shutil.ignore_patterns("tokenizer*"))
     run = config("opt", tmp_path / "a", cache, init=bare)
-    with pytest.raises(ValueError, match=r"tokenizer='.*bare' is no folder with a tokenizer"):
+    with pytest.raises(ValueError, match=r"tokenizer='.*bare' is not a folder with a tokenizer"):
         train(run, quiet=True)
     named = config("opt", tmp_path / "a", cache, init=bare, samples={"tokenizer": str(source)}, max_steps=1)
     assert train(named, quiet=True).steps == 1

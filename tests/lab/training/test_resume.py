@@ -110,7 +110,7 @@ def test_a_torn_checkpoint_costs_its_steps_alone(whole_run, tmp_path):
     (out / "result.json").unlink()
     torn = out / "checkpoints" / "checkpoint-12" / "model.safetensors"
     torn.write_bytes(torn.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match=r"checkpoint-12 is passed over: model\.safetensors has"):
+    with pytest.warns(UserWarning, match=r"checkpoint-12 is skipped: model\.safetensors has"):
         resume(out, quiet=True)
     same(whole_run("opt"), out)
 
@@ -120,7 +120,7 @@ def test_without_any_whole_checkpoint_it_begins_again(whole_run, tmp_path):
     (out / "result.json").unlink()
     for checkpoint in (out / "checkpoints").iterdir():
         (checkpoint / "manifest.json").unlink()
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="is skipped"):
         resume(out, quiet=True)
     same(whole_run("opt"), out)
 

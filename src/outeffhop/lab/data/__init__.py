@@ -1,20 +1,27 @@
-"""Data for the four models: what ships with the install, a path, or a dataset of the Hugging Face hub.
+"""Data for the four models: what ships with the package, a path, or a dataset of the Hugging Face hub.
 
 prepared = prepare("builtin:text", "mlm", length=128)
 for batch in batches(prepared.validation, prepared.eval_collate, 16): ...
 """
 
-from outeffhop.lab.data.bags import Bags, collate_bags, load_bags
-from outeffhop.lab.data.describing import describe
-from outeffhop.lab.data.prepared import Prepared, batches
-from outeffhop.lab.data.preparing import prepare
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Prepared",
-    "prepare",
-    "describe",
-    "batches",
-    "Bags",
-    "load_bags",
-    "collate_bags",
-]
+import lazy_loader
+
+if TYPE_CHECKING:
+    from outeffhop.lab.data.bags import Bags, collate_bags, load_bags
+    from outeffhop.lab.data.describing import describe
+    from outeffhop.lab.data.preparing import prepare
+    from outeffhop.lab.data.samples import Prepared, batches
+
+__all__ = ["prepare", "Prepared", "batches", "describe", "load_bags", "Bags", "collate_bags"]
+
+__getattr__, __dir__, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "bags": ["Bags", "collate_bags", "load_bags"],
+        "describing": ["describe"],
+        "preparing": ["prepare"],
+        "samples": ["Prepared", "batches"],
+    },
+)

@@ -1,4 +1,4 @@
-"""Training pictures changed at random, by kornia, on whole batches."""
+"""Random augmentation of training images by kornia, on whole batches."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from outeffhop.lab.data.prepared import Sample, stack
+from outeffhop._naming import require
+from outeffhop.lab.data.samples import Sample, stack
 
 __all__ = ["AUGMENTATIONS", "AugmentedBatch"]
 
 AUGMENTATIONS = {
-    "none": "pictures as they are",
-    "light": "a shift by up to an eighth of the side; left and right swapped at random, in colour pictures",
-    "paper": "random resized crop and swap, RandAugment (2 changes of strength 9), then mixup or cutmix, half each",
+    "none": "images unchanged",
+    "light": "a shift by up to an eighth of the side; random horizontal flips of colour images",
+    "paper": "random resized crop and flip, RandAugment (2 changes of strength 9), then mixup or cutmix, half each",
 }
 
 
 class AugmentedBatch:
-    """Pictures to an augmented batch; a collate function.
+    """Collate function that makes an augmented batch of images.
 
-    A batch has ``labels``, the classes as numbers. Where labels are smoothed or pictures are mixed it also has
-    ``soft_labels``, [B, classes], each row summing to 1: the loss to train on is the cross entropy against these.
+    A batch has ``labels``, the indices of the classes. With label smoothing or mixed images it also has
+    ``soft_labels``, [B, classes], whose rows sum to 1. The training loss is the cross entropy against these.
 
-    What is drawn is a function of the seed, the epoch and the batch's own samples, so a resumed run draws the same;
-    torch's global generator is left as it was.
+    Random numbers depend only on the seed, the epoch and the samples of the batch, so a resumed run draws the same
+    ones. The state of torch's global generator does not change.
 
     Args:
         kind: none, light or paper.
-        classes: how many there are.
-        mean, std: the normalisation of the samples, undone while colours are changed.
-        label_smoothing: the share of the target spread evenly over all classes.
-        seed: of all that is drawn.
+        classes: number of classes.
+        mean, std: normalisation of the samples; undone while the images are augmented.
+        label_smoothing: share of the target that is spread over all classes.
+        seed: of all random numbers.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class AugmentedBatch:
         seed: int = 0,
     ) -> None:
         if not 0.0 <= label_smoothing < 1.0:
-            raise ValueError(f"label_smoothing={label_smoothing}: a number in [0, 1) is needed")
+            raise ValueError(f"label_smoothing={label_smoothing}: must be in [0, 1)")
         self.kind, self.classes, self.label_smoothing, self.seed, self.epoch = kind, classes, label_smoothing, seed, 0
         self.mean, self.std = torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
 
@@ -74,25 +75,22 @@ class AugmentedBatch:
 
     def _change(self, natural: Tensor) -> Tensor:
         channels = natural.shape[1]
-        changed = natural.expand(-1, 3, -1, -1)  # a grey picture is one of three equal colours, as kornia wants it
+        changed = natural.expand(-1, 3, -1, -1)  # kornia expects three channels
         for step in self._steps(channels, *natural.shape[2:]):
             changed = step(changed)
         return changed[:, :channels]
 
     def _steps(self, channels: int, height: int, width: int) -> list[Any]:
-        from kornia import augmentation
-        from kornia.augmentation.auto import RandAugment
-
+        augmentation = require("kornia.augmentation")
         size = (height, width)
-        swap = [augmentation.RandomHorizontalFlip(p=0.5)] if channels == 3 else []  # a swapped digit is none
+        flip = [augmentation.RandomHorizontalFlip(p=0.5)] if channels == 3 else []  # a mirrored digit is not a digit
         if self.kind == "light":
-            return [augmentation.RandomCrop(size, padding=max(1, height // 8)), *swap]
-        return [augmentation.RandomResizedCrop(size, scale=(0.08, 1.0)), *swap, RandAugment(n=2, m=9)]
+            return [augmentation.RandomCrop(size, padding=max(1, height // 8)), *flip]
+        return [augmentation.RandomResizedCrop(size, scale=(0.08, 1.0)), *flip, augmentation.auto.RandAugment(n=2, m=9)]
 
     @cached_property
     def _mixers(self) -> list[Any]:
-        from kornia import augmentation
-
+        augmentation = require("kornia.augmentation")
         both = {"p": 1.0, "data_keys": ["input", "class"]}
         return [
             augmentation.RandomMixUpV2(**both),
@@ -100,16 +98,16 @@ class AugmentedBatch:
         ]
 
     def _mix(self, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Mixup or cutmix with a share drawn evenly from (0, 1)."""
+        """Mixup or cutmix with a share drawn uniformly from (0, 1)."""
         cut = bool(torch.rand(()) < 0.5)
         mixed, told = self._mixers[cut](pixels, labels)
         first, second, share = told.reshape(-1, 3).unbind(-1)
-        share = share if cut else 1 - share  # kornia says the first's share of a cut, the second's of a mixup
+        share = share if cut else 1 - share  # kornia returns the share of the first for cutmix, of the second for mixup
         kept = one_hot(first.long(), self.classes) * share[:, None]
         return mixed, (kept + one_hot(second.long(), self.classes) * (1 - share)[:, None]).to(pixels.dtype)
 
     def _key(self, pixels: Tensor, labels: Tensor) -> int:
-        """A number that stands for seed, epoch and batch; some pixels of each picture stand for all."""
+        """A hash of seed, epoch and batch; of each image only some pixels are hashed."""
         flat = pixels.flatten(1)
         some = flat[:, :: max(1, flat.shape[1] // 64)].contiguous()
         named = f"{self.seed}/{self.epoch}/".encode() + labels.numpy().tobytes() + some.numpy().tobytes()
@@ -118,7 +116,7 @@ class AugmentedBatch:
 
 @contextmanager
 def _drawing(seed: int) -> Iterator[None]:
-    """kornia draws from torch's CPU generator: seeds it, and puts it back after."""
+    """Seeds torch's CPU generator, which kornia draws from, and restores its state afterwards."""
     state = torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
     try:

@@ -1,4 +1,4 @@
-"""Bags of instances for multiple-instance learning: one label a bag, and which instance earns it is not said."""
+"""Bags of instances for multiple-instance learning: each bag has one label, its instances have none."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from outeffhop._naming import known
-from outeffhop.lab.data.pictures import load_pictures, read_npz
-from outeffhop.lab.data.prepared import Sample
+from outeffhop._naming import known, require
+from outeffhop.lab.data.image_files import load_images, read_npz
+from outeffhop.lab.data.samples import Sample
 from outeffhop.lab.data.specs import kind_of_path, parse
 
 __all__ = ["Bags", "collate_bags", "load_bags"]
@@ -24,12 +24,12 @@ __all__ = ["Bags", "collate_bags", "load_bags"]
 
 @dataclass(frozen=True, eq=False)
 class Bags(Dataset[Sample]):
-    """Bags of instances [n_i, d] with a label each; a map-style dataset.
+    """A map-style dataset of bags: instances [n_i, d] and one label each.
 
     Attributes:
-        source: the spec or path they came from.
-        instances: one tensor a bag.
-        labels: 0 or 1 a bag, int64.
+        source: spec or path of the data.
+        instances: one tensor per bag.
+        labels: 0 or 1 per bag, int64.
     """
 
     source: str
@@ -43,31 +43,29 @@ class Bags(Dataset[Sample]):
         return {"instances": self.instances[index], "labels": self.labels[index]}
 
     def take(self, indices: Sequence[int]) -> Bags:
-        """Some of the bags."""
+        """A subset of the bags."""
         return Bags(self.source, [self.instances[i] for i in indices], self.labels[list(indices)])
 
     def scaled(self, like: Bags | None = None) -> Bags:
-        """Features with mean 0 and deviation 1 over the instances of ``like``: the training bags, for the test's."""
+        """Scales features to mean 0 and standard deviation 1 over the instances of ``like`` (the training bags)."""
         seen = torch.cat((self if like is None else like).instances)
         mean, deviation = seen.mean(0), seen.std(0, correction=0)
-        # of a feature that is always the same, rounding may leave a deviation of 1e-8
+        # rounding may give a constant feature a deviation of 1e-8
         deviation = torch.where(seen.amax(0) > seen.amin(0), deviation, torch.ones_like(deviation))
         return Bags(self.source, [(bag - mean) / deviation for bag in self.instances], self.labels)
 
     def folds(self, k: int = 10, seed: int = 0) -> Iterator[tuple[list[int], list[int]]]:
-        """Indices of training and test bags, k times; each fold has its share of positive bags."""
-        from sklearn.model_selection import StratifiedKFold
-
+        """Yields indices of training and test bags, k times; folds are stratified by label."""
         smallest = int(torch.bincount(self.labels, minlength=2).min())
         if not 2 <= k <= smallest:
-            raise ValueError(f"k={k}: from 2 to {smallest} folds, since the rarer class has so many bags")
-        splitter = StratifiedKFold(k, shuffle=True, random_state=seed)
+            raise ValueError(f"k={k}: must be from 2 to {smallest}, the number of bags of the rarer class")
+        splitter = require("sklearn.model_selection").StratifiedKFold(k, shuffle=True, random_state=seed)
         for train, test in splitter.split(np.zeros(len(self)), self.labels.numpy()):
             yield train.tolist(), test.tolist()
 
 
 def collate_bags(samples: list[Sample]) -> Sample:
-    """Bags to a batch: instances [B, n, d] padded with zeros, key_padding_mask [B, n] True where padded, labels [B]."""
+    """Makes a batch: instances [B, n, d] padded with zeros, key_padding_mask [B, n] True at padding, labels [B]."""
     bags = [sample["instances"] for sample in samples]
     sizes = torch.tensor([len(bag) for bag in bags])
     padded = torch.nn.utils.rnn.pad_sequence(bags, batch_first=True)
@@ -89,37 +87,37 @@ def load_bags(
     std_size: float = 2.0,
     seed: int = 0,
 ) -> Bags:
-    """Bags from an npz file with X, bag and y, or made of any pictures with classes.
+    """Loads bags from an npz file with X, bag and y, or makes them of images with classes.
 
-    An npz file (elephant, fox, tiger, ucsb_breast) is taken as it is, features unscaled; the other arguments are for
-    pictures (a folder with MNIST, or ``builtin:images``). There a bag is positive if it holds the target class. Sizes
-    are drawn from a normal distribution, pictures with replacement, bags until half of them are positive.
+    An npz file (elephant, fox, tiger, ucsb_breast) is read as it is, with unscaled features. The other arguments are
+    for images (a folder with MNIST, or ``builtin:images``): a bag is positive if it contains the target class. Sizes
+    of bags are drawn from a normal distribution, and images with replacement.
 
     Args:
         spec: a path or a spec.
-        split: which pictures bags are made of; train, validation or test.
-        count: how many bags are made, half of them positive.
+        split: images to use: train, validation or test.
+        count: number of bags to make, half of them positive.
         target: the class that makes a bag positive.
-        mean_size, std_size: of the number of pictures in a bag.
-        seed: of what is drawn.
+        mean_size, std_size: mean and standard deviation of the number of images in a bag.
+        seed: of the random numbers.
     """
     parsed = parse(os.fspath(spec))
     if parsed.where == "path" and kind_of_path(parsed.path, spec=parsed.text) == "bags":
         if parsed.path.is_dir():
             raise ValueError(f"data spec {parsed.text!r} is a folder: give one of its npz files")
         return _read_npz(parsed.path)
-    gallery = load_pictures(parsed)
-    pictures = gallery.splits[known("split", split, gallery.splits)]
+    data = load_images(parsed)
+    labelled = data.splits[known("split", split, data.splits)]
     if not (1 <= mean_size < math.inf and 0 <= std_size < math.inf and count >= 2):
-        raise ValueError(f"mean_size={mean_size}, std_size={std_size}, count={count}: at least 1, 0 and 2 are needed")
-    positive = pictures.labels == target
+        raise ValueError(f"mean_size={mean_size}, std_size={std_size}, count={count}: must be at least 1, 0 and 2")
+    positive = labelled.labels == target
     if not positive.any() or positive.all():
-        raise ValueError(f"target={target}: {split} has pictures of classes {sorted(set(pictures.labels.tolist()))}")
-    images = [np.asarray(image) for image in pictures.images]
+        raise ValueError(f"target={target}: {split} has images of classes {sorted(set(labelled.labels.tolist()))}")
+    images = [np.asarray(image) for image in labelled.images]
     sizes = sorted({image.shape for image in images})
     if len(sizes) > 1:
         raise ValueError(
-            f"data spec {parsed.text!r} has pictures of sizes {sizes[0]} and {sizes[1]}: bags need one size"
+            f"data spec {parsed.text!r} has images of sizes {sizes[0]} and {sizes[1]}: bags need images of one size"
         )
     drawn, labels = _draw(positive, count, mean_size, std_size, np.random.default_rng(seed))
     pixels = torch.from_numpy(np.stack(images).reshape(len(images), -1))
@@ -129,7 +127,7 @@ def load_bags(
 def _draw(
     positive: NDArray[np.bool_], count: int, mean: float, std: float, random: np.random.Generator
 ) -> tuple[list[NDArray[np.int64]], list[int]]:
-    """Indices of each bag and its label, positive and negative in turn."""
+    """The indices of each bag and its label; positive and negative bags alternate."""
     absent = np.flatnonzero(~positive)
     bags, labels = [], []
     for number in range(count):
@@ -148,16 +146,16 @@ def _read_npz(file: Path) -> Bags:
     fits = features.ndim == 2 and bag.shape == features.shape[:1] and labels.ndim == 1 and len(labels)
     if not fits or features.dtype.kind not in "fiub" or not set(np.unique(labels)) <= {0, 1}:
         raise ValueError(
-            f"{file}: X {features.dtype} {features.shape}, bag {bag.shape} and y {labels.shape} of 0 and 1 do not fit; "
-            "numbers [instances, d], [instances] and [bags] are needed"
+            f"{file}: X {features.dtype} {features.shape}, bag {bag.shape} and y {labels.shape} do not fit: "
+            "X must be numbers [instances, d], bag [instances] and y 0 or 1 [bags]"
         )
     if not np.array_equal(np.unique(bag), np.arange(1, len(labels) + 1)):
         raise ValueError(f"{file}: bag must name bags 1 to {len(labels)}, each at least once")
-    with np.errstate(over="ignore"):  # what overflows is named below
+    with np.errstate(over="ignore"):  # overflow is reported below
         values = torch.from_numpy(features.astype(np.float32))
     lost = (~torch.isfinite(values)).nonzero()
     if len(lost):
         row, column = lost[0].tolist()
-        raise ValueError(f"{file}: X[{row}, {column}] is no finite number, or one too large for float32")
+        raise ValueError(f"{file}: X[{row}, {column}] is not finite, or too large for float32")
     instances = [values[torch.from_numpy(bag == number)] for number in range(1, len(labels) + 1)]
     return Bags(str(file), instances, torch.from_numpy(labels.astype(np.int64)))

@@ -1,19 +1,20 @@
-"""Data that is always there: shipped with Python, with scikit-learn, or made by a formula."""
+"""Data that needs no download: shipped with Python or scikit-learn, or computed."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outeffhop._naming import require
+
 __all__ = ["digits", "synthetic_series", "topics"]
 
 
 def topics() -> list[str]:
-    """Python's own documentation topics in the order of their names, each passage once.
+    """Python's documentation topics, sorted by name.
 
-    Some topics repeat whole sections of longer ones. A topic of which less than half would be new beside the longer
-    ones is left out, so that what is held out for testing is not in the training text. The text is that of the
-    running Python and differs a little between its versions.
+    Some topics repeat whole sections of longer ones. A topic is left out if less than half of it is new, so that the
+    test text does not occur in the training text. The text differs a little between versions of Python.
     """
     from pydoc_data.topics import topics as by_name
 
@@ -31,24 +32,22 @@ def topics() -> list[str]:
 
 def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """scikit-learn's handwritten digits: images [1797, 8, 8, 1] and their classes 0 to 9."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    images = np.round(found.images * (255 / 16)).astype(np.uint8)  # ink is counted from 0 to 16
+    found = require("sklearn.datasets").load_digits()
+    images = np.round(found.images * (255 / 16)).astype(np.uint8)  # pixels are from 0 to 16
     return images[..., None], found.target.astype(np.int64)
 
 
 def synthetic_series(rows: int = 4000, series: int = 7, seed: int = 0) -> tuple[list[str], NDArray[np.float64]]:
-    """A multivariate series of hours that can be forecast in part: dates and values [rows, series].
+    """A multivariate hourly series that can be forecast in part: dates and values [rows, series].
 
     With t in hours, series i is
 
         x_i(t) = a_i sin(2π t/24 + φ_i) + b_i sin(2π t/168 + ψ_i) + c_i t/rows + Σ_j M_ij n_j(t),
         n_j(t) = 0.9 n_j(t − 1) + 0.2 ε_j(t),   ε ~ N(0, 1):
 
-    a daily and a weekly wave, a slow trend, and noise of one lag, shared between the series by the mixing
-    M = I + 0.3 G/√series with G Gaussian. Amplitudes a ~ U(0.5, 1.5), b ~ U(0.2, 0.8), c ~ N(0, 0.3²), phases
-    uniform. The daily and weekly waves and the noise's last value can be known; the rest of the noise cannot.
+    a daily and a weekly wave, a slow trend, and autoregressive noise of order 1. The matrix M = I + 0.3 G/√series with
+    Gaussian G mixes the noise of the series. Amplitudes are a ~ U(0.5, 1.5), b ~ U(0.2, 0.8), c ~ N(0, 0.3²), phases
+    are uniform. A forecaster can learn the waves and the decay of the noise, but not its new shocks.
     """
     random = np.random.default_rng(seed)
     hours = np.arange(rows)[:, None]

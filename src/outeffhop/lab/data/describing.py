@@ -1,4 +1,4 @@
-"""What a spec would give, without preparing it for a model."""
+"""Describes the data of a spec without preparing it for a model."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 
 from outeffhop._naming import known
 from outeffhop.lab.data.bags import load_bags
-from outeffhop.lab.data.pictures import load_pictures
-from outeffhop.lab.data.prepared import SPLITS
+from outeffhop.lab.data.corpus import Corpus, load_text, pieces
+from outeffhop.lab.data.image_files import load_images
 from outeffhop.lab.data.preparing import kind_of
+from outeffhop.lab.data.samples import SPLITS
 from outeffhop.lab.data.series import load_series
 from outeffhop.lab.data.specs import Spec, parse, require_kind
-from outeffhop.lab.data.text import Corpus, load_text, pieces
 from outeffhop.metrics import TASKS
 
 __all__ = ["describe"]
 
 _SAMPLES = 3
-_WIDTH = 100  # characters of a sample shown
+_WIDTH = 100  # characters to show of a sample
 
 
 def describe(spec: str | os.PathLike[str], task: str | None = None) -> dict[str, Any]:
-    """A spec's kind, the tasks it serves, the sizes of its splits, and its first samples as short strings.
+    """The kind of the data, its tasks, the sizes of its splits, and its first samples as short strings.
 
     Args:
-        spec: as ``prepare`` takes it; also an npz file of bags.
-        task: refuses data that does not serve this task.
+        spec: as for ``prepare``, or an npz file of bags.
+        task: raise a ValueError if the data does not fit this task.
     """
     parsed = parse(spec)
     kind = kind_of(parsed, None if task is None else TASKS[known("task", task, TASKS)][0])
@@ -55,15 +55,15 @@ def _beginnings(corpus: Corpus) -> Iterator[str]:
 
 
 def _images(spec: Spec) -> dict[str, Any]:
-    gallery = load_pictures(spec)
-    train = gallery.splits["train"]
+    data = load_images(spec)
+    train = data.splits["train"]
     samples = []
     for index in range(min(_SAMPLES, len(train))):
-        image, label = train.images[index], gallery.classes[train.labels[index]]
+        image, label = train.images[index], data.classes[train.labels[index]]
         size = "×".join(map(str, image.shape))
         samples.append(f"{size}, class {label}, values {image.min()} to {image.max()}, mean {image.mean():.1f}")
-    splits = {split: {"samples": len(gallery.splits[split])} for split in SPLITS}
-    return {"splits": splits, "classes": gallery.classes, "samples": samples}
+    splits = {split: {"samples": len(data.splits[split])} for split in SPLITS}
+    return {"splits": splits, "classes": data.classes, "samples": samples}
 
 
 def _series(spec: Spec) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Files as data comes in: packed or not, named after their split, hashed by content."""
+"""Data files: compressed or not, grouped by the split in their names, hashed by content."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+
+from outeffhop._io import checksum
 
 __all__ = [
     "DAMAGED",
@@ -26,7 +28,7 @@ __all__ = [
 ]
 
 _PACKED = {".gz": gzip.open, ".xz": lzma.open}
-# what packed files that are none, or not whole, are read with
+# errors of compressed files that are damaged or cut short
 DAMAGED = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 _SPLIT_WORDS = {
     "train": "train",
@@ -36,31 +38,31 @@ _SPLIT_WORDS = {
     "val": "validation",
     "dev": "validation",
     "test": "test",
-    "t10k": "test",  # MNIST's word
+    "t10k": "test",  # MNIST's name
 }
 
 
 def bare_name(path: Path) -> str:
-    """The file's lower-case name without .gz or .xz."""
+    """The name of a file in lower case, without .gz or .xz."""
     name = path.name.lower()
     return name[: -len(path.suffix)] if path.suffix.lower() in _PACKED else name
 
 
 def suffix(path: Path) -> str:
-    """The ending that says what a file holds: ``.txt`` of ``a.txt.xz``."""
+    """The suffix that tells the kind of content: ``.txt`` of ``a.txt.xz``."""
     return Path(bare_name(path)).suffix
 
 
 def open_packed(path: Path) -> BinaryIO:
-    """Opens a file for reading bytes, unpacking .gz and .xz on the way."""
+    """Opens a file for reading bytes; decompresses .gz and .xz."""
     opener: Any = _PACKED.get(path.suffix.lower(), open)
     return cast(BinaryIO, opener(path, "rb"))
 
 
 def files_under(path: Path) -> list[Path]:
-    """The file itself, or every file in a folder and below it that is not hidden, in the order of their names.
+    """The file itself, or all files in a folder and its subfolders that are not hidden, sorted by name.
 
-    Links to folders are followed. Of a file that lies there packed and unpacked, the packed one is left out.
+    Links to folders are followed. If a file exists both compressed and not, the compressed one is left out.
     """
     if path.is_file():
         return [path]
@@ -73,12 +75,12 @@ def files_under(path: Path) -> list[Path]:
 
 
 def _leads_back(folder: Path) -> bool:
-    """Whether it is a link to one of the folders above it, which would be walked through without end."""
+    """Whether it is a link to one of its parents, which would be walked forever."""
     return folder.is_symlink() and folder.resolve() in {above.resolve() for above in folder.absolute().parents}
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 text file with their ends; names file and byte where it is not UTF-8 or is damaged."""
+    """The lines of a UTF-8 text file with their line ends; errors name the file and the byte."""
     offset = 0
     try:
         with open_packed(path) as file:
@@ -99,16 +101,16 @@ def lines(path: Path) -> Iterator[str]:
 
 
 def unmarked_lines(path: Path) -> Iterator[str]:
-    """The same lines without the byte order mark that Windows puts before the first."""
+    """The same lines without the byte order mark that Windows puts first."""
     for number, line in enumerate(lines(path)):
         yield line if number else line.removeprefix("\ufeff")
 
 
 def by_split(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
-    """Groups files by the split their names or folders say, if any says one.
+    """Groups files by the split that their names or folders tell; empty if no name tells one.
 
-    Where none is named train, files without a split's name are the training data; else they are left out, as a
-    README beside the data would be. An empty dict: no name says anything.
+    If no file is named after train, files without a split in their name are the training data. Otherwise they are left
+    out, like a README beside the data.
     """
     found: dict[str, list[Path]] = {}
     unnamed = []
@@ -125,18 +127,16 @@ def by_split(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
 
 
 def split_word(name: str) -> str | None:
-    """The split that a word of the name says, if any."""
+    """The split that a word of the name tells, if any."""
     words = re.findall(r"[a-z]+(?:10k)?", name.lower())
     return next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), None)
 
 
 def digest_of(files: Iterable[Path], root: Path) -> str:
-    """SHA-256 over the files' names below ``root`` and their bytes."""
+    """SHA-256 of the names of files below ``root`` and of their bytes."""
     total = hashlib.sha256()
     for file in files:
-        with file.open("rb") as handle:
-            content = hashlib.file_digest(handle, "sha256").hexdigest()
         name = file.name if file == root else file.relative_to(root).as_posix()
-        # a name of other bytes than UTF-8 is hashed as it lies there
-        total.update(f"{name}\0{content}\n".encode(errors="surrogateescape"))
+        # surrogateescape: a name may not be UTF-8
+        total.update(f"{name}\0{checksum(file)}\n".encode(errors="surrogateescape"))
     return total.hexdigest()

@@ -1,4 +1,4 @@
-"""Pictures ready for a Vision Transformer: scaled to [0, 1], resized, cut square, normalised."""
+"""Images prepared for a Vision Transformer: scaled to [0, 1], resized, cropped square, normalised."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from torch.utils.data import Dataset
 
 from outeffhop._naming import known
 from outeffhop.lab.data.augment import AUGMENTATIONS, AugmentedBatch
-from outeffhop.lab.data.pictures import Gallery, Pictures
-from outeffhop.lab.data.prepared import SPLITS, Prepared, Sample, check_size, stack
+from outeffhop.lab.data.image_files import ImageData, LabelledImages
+from outeffhop.lab.data.samples import SPLITS, Prepared, Sample, check_size, stack
 
 __all__ = ["ImageSet", "moments", "prepare_images"]
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_ENOUGH = 4096  # pictures, evenly spaced, that mean and deviation are taken from
+_ENOUGH = 4096  # evenly spaced images from which mean and standard deviation are computed
 
 
 class ImageSet(Dataset[Sample]):
     """Samples of pixel_values, float [C, S, S], and labels.
 
-    The shorter side is resized to ``size`` (bilinear with antialiasing), the middle is cut out of the longer.
+    The shorter side is resized to ``size`` (bilinear with antialiasing), the longer one is cropped to its middle.
     """
 
-    def __init__(self, pictures: Pictures, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        self.pictures, self.size = pictures, size
+    def __init__(self, images: LabelledImages, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        self.images, self.size = images, size
         self.mean, self.std = torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> Sample:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"picture {index} of {len(self)}")
+            raise IndexError(f"image {index} of {len(self)}")
         index %= len(self)
-        pixels = (_square(self.pictures.images[index], self.size) - self.mean) / self.std
-        return {"pixel_values": pixels, "labels": torch.tensor(int(self.pictures.labels[index]))}
+        pixels = (_square(self.images.images[index], self.size) - self.mean) / self.std
+        return {"pixel_values": pixels, "labels": torch.tensor(int(self.images.labels[index]))}
 
 
 def _square(image: NDArray[np.uint8], size: int) -> Tensor:
@@ -57,25 +57,25 @@ def _square(image: NDArray[np.uint8], size: int) -> Tensor:
     return pixels[:, top : top + size, left : left + size].contiguous()
 
 
-def moments(pictures: Pictures) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel in [0, 1], over all pixels of at most 4,096 pictures."""
-    total = squares = np.zeros(pictures.images[0].shape[-1])
+def moments(images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel in [0, 1], over all pixels of at most 4,096 images."""
+    total = squares = np.zeros(images.images[0].shape[-1])
     low, high = np.full(len(total), 255), np.zeros(len(total), np.int64)
     count = 0
-    for index in np.linspace(0, len(pictures) - 1, min(len(pictures), _ENOUGH)).round().astype(int):
-        pixels = pictures.images[index].reshape(-1, len(total))
+    for index in np.linspace(0, len(images) - 1, min(len(images), _ENOUGH)).round().astype(int):
+        pixels = images.images[index].reshape(-1, len(total))
         low, high = np.minimum(low, pixels.min(0)), np.maximum(high, pixels.max(0))
         pixels = pixels / 255.0
         total, squares, count = total + pixels.sum(0), squares + (pixels**2).sum(0), count + len(pixels)
     mean = total / count
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 0.0))
-    if (low == high).any():  # rounding may leave a deviation of 1e-8
-        raise ValueError("the training pictures are of one value in a channel: give std yourself")
+    if (low == high).any():  # rounding may give it a deviation of 1e-8
+        raise ValueError("the training images are constant in a channel: give std")
     return tuple(mean.tolist()), tuple(deviation.tolist())
 
 
 def prepare_images(
-    gallery: Gallery,
+    data: ImageData,
     *,
     image_size: int | None,
     mean: tuple[float, ...] | None,
@@ -84,19 +84,19 @@ def prepare_images(
     label_smoothing: float,
     seed: int,
 ) -> Prepared:
-    """Pictures ready for an image classifier."""
+    """Prepares images for a classifier."""
     known("augment", augment, AUGMENTATIONS)
-    train = gallery.splits["train"]
+    train = data.splits["train"]
     height, width, channels = train.images[0].shape
     size = image_size if image_size is not None else min(height, width)
     check_size("image_size", size)
-    mean, std = _normalisation(gallery, channels, mean, std)
-    sets = {split: ImageSet(gallery.splits[split], size, mean, std) for split in SPLITS}
+    mean, std = _normalisation(data, channels, mean, std)
+    sets = {split: ImageSet(data.splits[split], size, mean, std) for split in SPLITS}
     empty = [split for split, part in sets.items() if not len(part)]
     if empty:
-        raise ValueError(f"data spec {gallery.source!r} has no pictures in {empty[0]}: give ten or more")
+        raise ValueError(f"data spec {data.source!r} has no images in {empty[0]}: give at least ten")
     plain = augment == "none" and label_smoothing == 0.0
-    classes = len(gallery.classes)
+    classes = len(data.classes)
     return Prepared(
         "classification",
         train=sets["train"],
@@ -106,11 +106,11 @@ def prepare_images(
         eval_collate=stack,
         changes={"num_labels": classes, "image_size": size, "num_channels": channels},
         about={
-            "source": gallery.source,
+            "source": data.source,
             "kind": "images",
-            "content": gallery.digest,
+            "content": data.digest,
             "splits": {split: {"samples": len(part)} for split, part in sets.items()},
-            "classes": gallery.classes,
+            "classes": data.classes,
             "preprocessing": {
                 "image_size": size,
                 "mean": list(mean),
@@ -124,12 +124,12 @@ def prepare_images(
 
 
 def _normalisation(
-    gallery: Gallery, channels: int, mean: tuple[float, ...] | None, std: tuple[float, ...] | None
+    data: ImageData, channels: int, mean: tuple[float, ...] | None, std: tuple[float, ...] | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What is given, else ImageNet's for ImageNet from the hub, else what the training pictures have."""
+    """What is given, else ImageNet's for ImageNet from the hub, else that of the training images."""
     if mean is None or std is None:
-        imagenet = gallery.source.startswith("hub:") and "imagenet" in gallery.source.lower() and channels == 3
-        measured = _IMAGENET if imagenet else moments(gallery.splits["train"])
+        imagenet = data.source.startswith("hub:") and "imagenet" in data.source.lower() and channels == 3
+        measured = _IMAGENET if imagenet else moments(data.splits["train"])
         mean, std = measured[0] if mean is None else mean, measured[1] if std is None else std
     return _each_channel("mean", mean, channels), _each_channel("std", std, channels)
 
@@ -137,8 +137,8 @@ def _normalisation(
 def _each_channel(name: str, given: Iterable[float], channels: int) -> tuple[float, ...]:
     try:
         values = tuple(float(value) for value in given)
-    except (TypeError, ValueError):  # a single number, or words
+    except (TypeError, ValueError):  # a single number, or text
         values = ()
     if len(values) != channels or not all(map(math.isfinite, values)) or (name == "std" and min(values) <= 0):
-        raise ValueError(f"{name}={given}: {channels} finite numbers are needed, one a channel, std above 0")
+        raise ValueError(f"{name}={given}: must be {channels} finite numbers, one per channel, std above 0")
     return values

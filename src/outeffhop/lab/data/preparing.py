@@ -1,4 +1,4 @@
-"""One call from a spec to data ready for a model, whichever way it came."""
+"""From a spec to data that is ready for a model, in one call."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from outeffhop._naming import known
 from outeffhop.lab.data import hub
-from outeffhop.lab.data.disk_cache import Store
+from outeffhop.lab.data.corpus import load_text
+from outeffhop.lab.data.disk_cache import DiskCache
+from outeffhop.lab.data.image_files import load_images
 from outeffhop.lab.data.images import prepare_images
-from outeffhop.lab.data.pictures import load_pictures
-from outeffhop.lab.data.prepared import Prepared
+from outeffhop.lab.data.samples import Prepared
 from outeffhop.lab.data.series import load_series, prepare_series
 from outeffhop.lab.data.specs import Spec, kind_of_path, parse, require_kind
-from outeffhop.lab.data.text import load_text
 from outeffhop.lab.data.tokens import prepare_text
 from outeffhop.metrics import TASKS
 
@@ -41,23 +41,23 @@ def prepare(
     cache_dir: str | os.PathLike[str] | None = None,
     seed: int = 0,
 ) -> Prepared:
-    """Data ready for one model: ``prepare("builtin:text", "mlm", length=128)``.
+    """Prepares data for a model: ``prepare("builtin:text", "mlm", length=128)``.
 
-    What is in which split never depends on the seed: it decides masks and augmentation only.
+    The seed changes masks and augmentation, but not which samples are in which split.
 
     Args:
         spec: ``builtin:text``, ``builtin:images``, ``builtin:series``; a path; or ``hub:NAME[/CONFIG]``.
         task: mlm, clm, classification or forecasting.
         tokenizer: text: a tokenizer or the folder of one; None trains a byte-level BPE on the training split.
-        vocab_size: text: of the tokenizer trained; 1024 for builtin text, 8192 for other.
-        length: text: tokens of a block, the special ones around it included.
-        mask_probability: mlm: share of the tokens to guess.
-        image_size: images: side to resize to; None keeps that of the first picture.
-        mean, std: images: of each channel in [0, 1]; None measures them on the training pictures.
+        vocab_size: text: of the trained tokenizer; 1024 for builtin text, else 8192.
+        length: text: tokens per block, including the special ones around it.
+        mask_probability: mlm: share of the tokens to predict.
+        image_size: images: side to resize to; by default that of the first image.
+        mean, std: images: per channel in [0, 1]; by default those of the training images.
         augment: images: none, light or paper.
-        label_smoothing: images: share of the target spread over all classes.
-        in_len, out_len: series: rows given and rows to forecast.
-        cache_dir: where tokens are kept; None is $OUTEFFHOP_CACHE, else ~/.cache/outeffhop.
+        label_smoothing: images: share of the target that is spread over all classes.
+        in_len, out_len: series: rows of the past, and rows to forecast.
+        cache_dir: folder in which tokens are cached; by default $OUTEFFHOP_CACHE, else ~/.cache/outeffhop.
         seed: of masks and augmentation.
     """
     known("task", task, TASKS)
@@ -72,12 +72,12 @@ def prepare(
             vocab_size=vocab_size if vocab_size is not None else 1024 if parsed.where == "builtin" else 8192,
             length=length,
             mask_probability=mask_probability,
-            store=Store(cache_dir),
+            cache=DiskCache(cache_dir),
             seed=seed,
         )
     if kind == "images":
         return prepare_images(
-            load_pictures(parsed),
+            load_images(parsed),
             image_size=image_size,
             mean=mean,
             std=std,
@@ -89,7 +89,7 @@ def prepare(
 
 
 def kind_of(spec: Spec, wanted: str | None = None) -> str:
-    """text, images, series or bags; ``wanted`` where a path holds several kinds and this is one of them."""
+    """text, images, series or bags; ``wanted`` if a path contains several kinds and this is one of them."""
     if spec.where == "builtin":
         return spec.name
     if spec.where == "hub":

@@ -1,4 +1,4 @@
-"""Multivariate time series: scaled by what the training rows show, cut into windows of past and future."""
+"""Multivariate time series, scaled by their training rows and cut into windows of past and future."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from outeffhop.lab.data import builtin, hub
 from outeffhop.lab.data.files import files_under, unmarked_lines
-from outeffhop.lab.data.prepared import SPLITS, Prepared, Sample, check_size, stack
+from outeffhop.lab.data.samples import SPLITS, Prepared, Sample, check_size, stack
 from outeffhop.lab.data.specs import Spec, kind_of_file
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Series", "Windows", "load_series", "prepare_series", "read_csv"]
 
-_MONTH = 30 * 24  # hours, as the benchmarks count
-_KNOWN = {  # rows for training, validation and test of the benchmarks; what follows is not used
+_MONTH = 30 * 24  # hours, as the benchmarks count them
+_KNOWN = {  # training, validation and test rows of the benchmarks; rows after them are not used
     "etth": (12 * _MONTH, 4 * _MONTH, 4 * _MONTH),
     "ettm": (48 * _MONTH, 16 * _MONTH, 16 * _MONTH),
     "wth": (28 * _MONTH, 10 * _MONTH, 10 * _MONTH),
@@ -39,7 +39,7 @@ _SHARES = (0.7, 0.1, 0.2)
 
 @dataclass(frozen=True)
 class Series:
-    """Values over time [rows, D], and how many rows each split has, in order from the first."""
+    """Values over time [rows, D], and the number of rows of each split, in order of time."""
 
     source: str
     digest: str
@@ -50,7 +50,7 @@ class Series:
 
 
 class Windows(Dataset[Sample]):
-    """Each run of in_len + out_len rows: past_values [in_len, D] and future_values [out_len, D]."""
+    """All windows of in_len + out_len rows: past_values [in_len, D] and future_values [out_len, D]."""
 
     def __init__(self, values: Tensor, in_len: int, out_len: int) -> None:
         self.values, self.in_len, self.out_len = values, in_len, out_len
@@ -67,7 +67,7 @@ class Windows(Dataset[Sample]):
 
 
 def load_series(spec: Spec) -> Series:
-    """The series a spec names: ETTh, ETTm and WTH with their known splits, others 70/10/20 by rows."""
+    """Loads the series of a spec; ETTh, ETTm and WTH have their usual splits, others 70/10/20 % of the rows."""
     if spec.where == "builtin":
         dates, values = builtin.synthetic_series()
         names = [f"series{i}" for i in range(values.shape[1])]
@@ -87,7 +87,7 @@ def load_series(spec: Spec) -> Series:
 def _one_csv(spec: Spec) -> Path:
     files = [file for file in files_under(spec.path) if kind_of_file(file) == "series"]
     if len(files) != 1:
-        raise ValueError(f"data spec {spec.text!r} holds {len(files)} csv files: give one, such as {files[0]}")
+        raise ValueError(f"data spec {spec.text!r} contains {len(files)} csv files: give one, such as {files[0]}")
     return files[0]
 
 
@@ -96,8 +96,8 @@ def _rows(spec: Spec, name: str, rows: int) -> tuple[int, int, int]:
         if name.lower().startswith(benchmark):
             if rows < sum(known):
                 raise ValueError(
-                    f"data spec {spec.text!r} has {rows} rows, but the known splits of {benchmark.upper()} need "
-                    f"{sum(known)}: give the whole file, or rename it to be split 70/10/20"
+                    f"data spec {spec.text!r} has {rows} rows, but the usual splits of {benchmark.upper()} need "
+                    f"{sum(known)}: give the whole file, or rename it to have it split 70/10/20"
                 )
             return known
     train, test = int(_SHARES[0] * rows), int(_SHARES[2] * rows)
@@ -105,17 +105,17 @@ def _rows(spec: Spec, name: str, rows: int) -> tuple[int, int, int]:
 
 
 def _check_dates(spec: Spec, dates: list[str]) -> None:
-    """Refuses a first column that is no time, and rows from the last to the first, which would test on the past."""
+    """Raises a ValueError if the first column is not a time, or rows go back in time, which would test on the past."""
     numbers = list(takewhile(math.isfinite, map(_as_number, dates)))
     if len(numbers) == len(dates) and (np.diff(numbers) < 0).any():
         raise ValueError(
-            f"data spec {spec.text!r}: the numbers of the first column do not grow, so they are no dates: put dates or "
-            "row numbers into the first column, and the rows in order of time"
+            f"data spec {spec.text!r}: the numbers in the first column do not increase, so they are not dates: put "
+            "dates or row numbers into the first column, and sort the rows by time"
         )
     first, last = _as_time(dates[0]), _as_time(dates[-1])
     if first is not None and last is not None and last < first:
         raise ValueError(
-            f"data spec {spec.text!r} goes back in time, from {dates[0]} to {dates[-1]}: sort its rows, first to last"
+            f"data spec {spec.text!r} goes back in time, from {dates[0]} to {dates[-1]}: sort the rows by time"
         )
 
 
@@ -127,7 +127,7 @@ def _as_number(text: str) -> float:
 
 
 def _as_time(text: str) -> datetime | None:
-    """What ISO 8601 would read; None of other ways to write a date."""
+    """A date in ISO 8601; None for other formats."""
     try:
         time = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -136,15 +136,15 @@ def _as_time(text: str) -> datetime | None:
 
 
 def read_csv(file: Path) -> tuple[list[str], list[str], NDArray[np.float64]]:
-    """Dates, names of the series, and values [rows, D] of a csv file with a header and dates first."""
+    """Reads dates, names of the series and values [rows, D] from a csv file with a header and dates first."""
     rows = _csv_rows(file)
     _, header = next(rows, (0, []))
     if len(header) < 2:
         raise ValueError(
-            f"{file} has no header with a date and at least one series, with commas between: its first line is {header}"
+            f"{file} needs a header with a date and at least one series, with commas; its first line is {header}"
         )
     if header[0][:1].isdigit() and all(math.isfinite(_as_number(name)) for name in header[1:]):
-        raise ValueError(f"{file} has no header: its first line is {header}; put names above the columns")
+        raise ValueError(f"{file} has no header: its first line is {header}; add the names of the columns")
     dates, values = [], []
     for number, row in rows:
         if not row:
@@ -164,19 +164,19 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     try:
         for row in reader:
             yield reader.line_num, row
-    except csv.Error as error:  # a quote without its partner, mostly
+    except csv.Error as error:  # mostly an unmatched quote
         raise ValueError(f"{file}, row {reader.line_num}: {error}") from error
 
 
 def _number(file: Path, row: int, column: str, text: str) -> float:
     value = _as_number(text)
     if not np.isfinite(value):
-        raise ValueError(f"{file}, row {row}, column {column!r}: {text!r} is no finite number; fill or drop the row")
+        raise ValueError(f"{file}, row {row}, column {column!r}: {text!r} is not a finite number; fill or drop the row")
     return value
 
 
 def _of_hub(spec: Spec, found: dict[str, Rows]) -> tuple[list[str], list[str], NDArray[np.float64]]:
-    """The rows of all splits in order of time; our own splits are by rows."""
+    """The rows of all splits in order of time; they are split again by rows."""
     dates: list[str] = []
     parts: list[NDArray[np.float64]] = []
     names: list[str] = []
@@ -185,12 +185,12 @@ def _of_hub(spec: Spec, found: dict[str, Rows]) -> tuple[list[str], list[str], N
         dates += [str(date) for date in rows[first]]
         parts.append(np.column_stack([_column(spec, rows, name) for name in names]))
     if not parts:
-        raise ValueError(f"data spec {spec.text!r} has splits {', '.join(found)}: one of {', '.join(SPLITS)} is needed")
+        raise ValueError(f"data spec {spec.text!r} has splits {', '.join(found)}: it needs one of {', '.join(SPLITS)}")
     values = np.concatenate(parts)
     bad = np.argwhere(~np.isfinite(values))
     if len(bad):
         row, column = bad[0]
-        raise ValueError(f"data spec {spec.text!r}, row {row}, column {names[column]!r}: no finite number")
+        raise ValueError(f"data spec {spec.text!r}, row {row}, column {names[column]!r}: not a finite number")
     return dates, names, values
 
 
@@ -202,10 +202,10 @@ def _column(spec: Spec, rows: Rows, name: str) -> NDArray[np.float64]:
 
 
 def prepare_series(series: Series, *, in_len: int, out_len: int) -> Prepared:
-    """Series ready for a forecaster.
+    """Prepares series for a forecaster.
 
-    Scaling is fitted on the training rows alone. Validation and test windows begin in_len rows early, so that
-    every row of theirs is forecast: the past may be known, the future may not.
+    Only training rows are used for scaling. Validation and test windows begin in_len rows before their split, so that
+    every row of the split is forecast.
     """
     check_size("in_len", in_len)
     check_size("out_len", out_len)
@@ -214,7 +214,7 @@ def prepare_series(series: Series, *, in_len: int, out_len: int) -> Prepared:
         raise ValueError(f"data spec {series.source!r} has {len(series.values)} rows, none for training: give more")
     with np.errstate(over="ignore", invalid="ignore"):
         mean, deviation = train_rows.mean(0), train_rows.std(0)
-        # of a series that stands still while training; rounding may leave it a deviation of 1e-16
+        # rounding may give a series that is constant in the training rows a deviation of 1e-16
         deviation = np.where(train_rows.max(0) > train_rows.min(0), deviation, 1.0)
         scaled = torch.from_numpy((series.values - mean) / deviation).float()
     lost = (~torch.isfinite(scaled)).nonzero()
@@ -222,7 +222,7 @@ def prepare_series(series: Series, *, in_len: int, out_len: int) -> Prepared:
         column = int(lost[0, 1]) if len(lost) else int(np.argmin(np.isfinite(deviation)))
         raise ValueError(
             f"data spec {series.source!r}: series {series.names[column]!r} has values too large to scale: "
-            "mend or drop them"
+            "correct or drop them"
         )
     sets = {}
     for split, begin, end in _bounds(series.rows):

@@ -1,4 +1,4 @@
-"""What a user writes to name data: ``builtin:text``, a path, or ``hub:NAME[/CONFIG]``."""
+"""Specs, the strings that name data: ``builtin:text``, a path, or ``hub:NAME[/CONFIG]``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUILTIN = {
     "images": "scikit-learn's handwritten digits, 1,797 images of 8×8, ten classes",
     "series": "a synthetic multivariate series, 7 coupled series of 4,000 hours",
 }
-KINDS = {  # kind: what a path may hold to be of that kind
+KINDS = {  # what a path must contain, by kind
     "text": "text files (.txt, .tokens, .text, .raw, .md; also .gz and .xz), UTF-8",
     "images": "an image folder with a subfolder per class, idx files (.gz too), or npz files with x and y",
     "series": "a csv file whose first column is a date",
@@ -31,7 +31,7 @@ _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 @dataclass(frozen=True)
 class Spec:
-    """A parsed spec: ``where`` is builtin, path or hub, ``name`` the rest of it."""
+    """A parsed spec: ``where`` is builtin, path or hub, and ``name`` is the rest."""
 
     text: str
     where: str
@@ -39,18 +39,18 @@ class Spec:
 
     @property
     def path(self) -> Path:
-        return Path(expanduser(self.name))  # leaves an unknown home as it is, to be named
+        return Path(expanduser(self.name))  # unlike Path.expanduser, keeps ~unknown for the error to name
 
 
 def parse(spec: str | os.PathLike[str]) -> Spec:
-    """Reads a spec; a path must exist, a builtin must be known."""
+    """Parses a spec; raises a ValueError if a path does not exist or a builtin is unknown."""
     spec = os.fspath(spec) if isinstance(spec, os.PathLike) else spec
     if not isinstance(spec, str) or not spec.strip():
         raise ValueError(f"data spec {spec!r} is empty: give builtin:text, a path, or hub:NAME[/CONFIG]")
     where, colon, name = spec.partition(":")
     if where == "hub" and colon:
         if not name.strip("/"):
-            raise ValueError(f"data spec {spec!r} names no dataset: write hub:NAME or hub:NAME/CONFIG")
+            raise ValueError(f"data spec {spec!r} does not name a dataset: write hub:NAME or hub:NAME/CONFIG")
         return Spec(spec, "hub", name.strip("/"))
     if where == "builtin" and colon:
         return Spec(spec, "builtin", known("builtin", name, BUILTIN))
@@ -60,14 +60,14 @@ def parse(spec: str | os.PathLike[str]) -> Spec:
         if near == "." and found.path.parent.is_dir():
             near = did_you_mean(found.path.name, [p.name for p in found.path.parent.iterdir()])
         raise ValueError(
-            f"data spec {spec!r}: there is no such path{near} Give builtin:{'|'.join(BUILTIN)}, "
+            f"data spec {spec!r}: no such path{near} Give builtin:{'|'.join(BUILTIN)}, "
             "an existing path, or hub:NAME[/CONFIG]"
         )
     return found
 
 
 def kind_of_file(path: Path) -> str | None:
-    """text, images, series or bags by the file's name (and an npz's keys); None for other files."""
+    """text, images, series or bags, by the name of a file and the keys of an npz; None for other files."""
     ending = suffix(path)
     if ending in _TEXT:
         return "text"
@@ -81,7 +81,7 @@ def kind_of_file(path: Path) -> str | None:
 
 
 def is_idx(path: Path) -> bool:
-    """An idx file, as MNIST's: ``train-images-idx3-ubyte.gz`` or ``images.idx``."""
+    """Whether it is an idx file like MNIST's: ``train-images-idx3-ubyte.gz`` or ``images.idx``."""
     name = bare_name(path)
     return name.endswith(("ubyte", ".idx")) and suffix(path) not in _TEXT
 
@@ -97,9 +97,9 @@ def _npz_names(path: Path) -> list[str]:
 
 
 def kind_of_path(path: Path, wanted: str | None = None, spec: str | None = None) -> str:
-    """The kind of data under a path: the wanted one if any file is of it, else the one with the most bytes.
+    """The kind of data under a path: ``wanted`` if any file is of that kind, else the kind with the most bytes.
 
-    ``spec`` is how the path was given, for an error to name.
+    ``spec`` is the path as the user gave it, for errors.
     """
     sizes: Counter[str] = Counter()
     for file in files_under(path):
@@ -109,18 +109,18 @@ def kind_of_path(path: Path, wanted: str | None = None, spec: str | None = None)
     if not sizes:
         usable = "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
         given = f"data spec {spec!r}: " if spec not in (None, str(path)) else ""
-        raise ValueError(f"{given}{path} holds no file that can be read as data. Usable are {usable}")
+        raise ValueError(f"{given}{path} contains no file that can be read as data. Supported are {usable}")
     return wanted if wanted is not None and wanted in sizes else sizes.most_common(1)[0][0]
 
 
 def require_kind(spec: Spec, kind: str, task: str) -> None:
-    """Refuses data of one kind for a task that needs another."""
+    """Raises a ValueError if a task needs another kind of data."""
     needed = TASKS[task][0]
     if kind == needed:
         return
     fitting = ", ".join(t for t, (k, _) in TASKS.items() if k == kind)
-    remedy = f"{kind} would do for {fitting}" if fitting else "bags are read by load_bags"
+    remedy = f"{kind} can be used for {fitting}" if fitting else "bags are read by load_bags"
     raise ValueError(
-        f"data spec {spec.text!r} holds {kind}, but task {task!r} needs {needed}: "
+        f"data spec {spec.text!r} contains {kind}, but task {task!r} needs {needed}: "
         f"give {KINDS[needed]}, or builtin:{needed} ({remedy})"
     )

@@ -1,4 +1,4 @@
-"""Tokenizers: from a folder, without a network, or a byte-level BPE trained on the data at hand."""
+"""Tokenizers: loaded from a local folder, or a byte-level BPE that is trained on the data."""
 
 from __future__ import annotations
 
@@ -12,36 +12,34 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from outeffhop.lab.data.disk_cache import Store
-from outeffhop.lab.data.prepared import check_size
-from outeffhop.lab.data.text import Corpus, pieces
+from outeffhop.lab.data.corpus import Corpus, pieces
+from outeffhop.lab.data.disk_cache import DiskCache
+from outeffhop.lab.data.samples import check_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 __all__ = ["find_tokenizer", "ids_of", "load_tokenizer", "train_tokenizer"]
 
-_VERSION = 2  # of the training below: part of the key under which a trained tokenizer is kept
+_VERSION = 2  # of the training below; part of the cache key of a trained tokenizer
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
 _ENOUGH = 1 << 25  # characters to train on
 _SMALLEST = 256 + len(_SPECIAL)  # each byte is a token
 
 
 def find_tokenizer(
-    given: str | os.PathLike[str] | PreTrainedTokenizerFast | None, corpus: Corpus, vocab_size: int, store: Store
+    given: str | os.PathLike[str] | PreTrainedTokenizerFast | None, corpus: Corpus, vocab_size: int, cache: DiskCache
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer that is given, by object or folder, else one trained on the corpus and kept in the store."""
+    """The given tokenizer or the one in the given folder, else one that is trained on the corpus and cached."""
     if isinstance(given, (str, os.PathLike)):
         return load_tokenizer(given)
     if given is not None:
         if getattr(given, "backend_tokenizer", None) is None:
-            raise TypeError(
-                f"tokenizer is of type {type(given).__name__}: a PreTrainedTokenizerFast or a folder is needed"
-            )
+            raise TypeError(f"tokenizer is of type {type(given).__name__}: give a PreTrainedTokenizerFast or a folder")
         return given
     check_size("vocab_size", vocab_size, 0)
     if vocab_size < _SMALLEST:
-        raise ValueError(f"vocab_size={vocab_size}: {_SMALLEST} at least are needed, one for each byte and special")
+        raise ValueError(f"vocab_size={vocab_size}: must be at least {_SMALLEST}, one for each byte and special token")
 
     def build(folder: Path) -> dict[str, int]:
         trained = train_tokenizer(_spread(corpus), vocab_size)
@@ -49,19 +47,19 @@ def find_tokenizer(
         return {"vocab_size": len(trained)}
 
     key = {"version": _VERSION, "text": corpus.digest, "vocab_size": vocab_size}
-    folder, _ = store.get("tokenizer", key, build)
+    folder, _ = cache.get("tokenizer", key, build)
     return _wrap_own(Tokenizer.from_file(str(folder / "tokenizer.json")))
 
 
 def _spread(corpus: Corpus) -> Iterator[str]:
-    """The training text, or evenly spaced pieces of it where it is longer than a vocabulary needs."""
+    """The training text, or evenly spaced pieces of it if it is longer than training needs."""
     _, characters = corpus.count("train")
     step = max(1, characters // _ENOUGH)
     return (text for text, _ in islice(pieces(corpus.splits["train"]()), 0, None, step))
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with GPT-2's word pattern; ids 0 to 4 are <pad>, <s>, </s>, <unk> and <mask>."""
+    """Trains a byte-level BPE with GPT-2's word pattern; ids 0 to 4 are <pad>, <s>, </s>, <unk> and <mask>."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -77,10 +75,11 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer from a local folder.
+    """Loads a tokenizer from a local folder.
 
-    Either one that transformers saved, or the bare vocabulary of BERT (vocab.txt), of GPT-2, or of RoBERTa and OPT
-    (vocab.json and merges.txt). The last is told by its <s>; as in OPT, </s> begins and ends its documents.
+    The folder contains a tokenizer saved by transformers, or only the vocabulary of BERT (vocab.txt), of GPT-2, or of
+    RoBERTa and OPT (vocab.json and merges.txt). A vocabulary with <s> is that of RoBERTa and OPT; as in OPT, documents
+    begin and end with </s>.
     """
     from outeffhop.models.remote_code import refuse_code
 
@@ -95,14 +94,14 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
         read = _byte_level
     else:
         raise ValueError(
-            f"tokenizer={str(path)!r} is no folder with a tokenizer: tokenizer.json, vocab.txt, "
-            "or vocab.json and merges.txt must be in it"
+            f"tokenizer={str(path)!r} is not a folder with a tokenizer: it must contain tokenizer.json, vocab.txt, "
+            "or vocab.json and merges.txt"
         )
     try:
         _check_ids(_raw(path))
         found = read(path)
         _check_ids(found.get_vocab())
-    except Exception as error:  # tokenizers raises Exception itself, transformers whatever a damaged file leads to
+    except Exception as error:  # tokenizers raises Exception; transformers raises anything for a damaged file
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"tokenizer={str(path)!r} cannot be read: {said}") from error
     if not 0 < ids_of(found) <= 2 * len(found):
@@ -113,12 +112,12 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
 
 
 def ids_of(tokenizer: PreTrainedTokenizerFast) -> int:
-    """How many ids a model must know: some tokenizers leave a few out, so that their number of tokens is less."""
+    """The number of ids a model needs; larger than the number of tokens if the tokenizer leaves ids out."""
     return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
 def _saved(folder: Path) -> PreTrainedTokenizerFast:
-    """What transformers saved."""
+    """A tokenizer saved by transformers."""
     from transformers import AutoTokenizer
 
     found: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
@@ -129,11 +128,11 @@ def _saved(folder: Path) -> PreTrainedTokenizerFast:
 
 def _check_ids(tokens: dict[str, int]) -> None:
     if len(set(tokens.values())) < len(tokens):
-        raise ValueError(f"two of its {len(tokens)} tokens have one id; is it damaged?")
+        raise ValueError(f"two of its {len(tokens)} tokens have the same id; is it damaged?")
 
 
 def _raw(folder: Path) -> dict[str, int]:
-    """Tokens as they stand in the file: older versions of transformers drop one of two that share an id."""
+    """Tokens as they are in the file: older versions of transformers drop one of two that share an id."""
     file = folder / "tokenizer.json"
     found: dict[str, int] = Tokenizer.from_file(str(file)).get_vocab() if file.is_file() else {}
     return found
@@ -162,7 +161,7 @@ def _bert(folder: Path) -> PreTrainedTokenizerFast:
     special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
     absent = [token for token in special.values() if token not in words]
     if absent:
-        raise ValueError(f"{vocabulary} is no BERT vocabulary: it lacks {', '.join(absent)}")
+        raise ValueError(f"{vocabulary} is not a BERT vocabulary: it lacks {', '.join(absent)}")
     cased = any(word != word.lower() for word in words if not word.startswith("["))
     inner = BertWordPieceTokenizer(vocab=words, lowercase=not cased)
     return _wrap(inner._tokenizer, **special)

@@ -1,7 +1,7 @@
-"""Text to tokens, once: each split becomes one long array of ids on disk, and blocks are cuts of it.
+"""Text is tokenised once: each split becomes one long array of ids on disk, from which blocks are cut.
 
-Each document is followed by the tokenizer's end token. The array does not depend on the length of blocks or on the
-task, so one tokenising serves both masked and causal models of every length.
+Each document is followed by the tokenizer's end token. The array depends neither on the length of blocks nor on the
+task, so masked and causal models of every length share it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from outeffhop.lab.data.disk_cache import Store
+from outeffhop.lab.data.corpus import Corpus, pieces
+from outeffhop.lab.data.disk_cache import DiskCache
 from outeffhop.lab.data.masking import MaskedBatch
-from outeffhop.lab.data.prepared import SPLITS, Prepared, Sample, check_size, stack
-from outeffhop.lab.data.text import Corpus, pieces
+from outeffhop.lab.data.samples import SPLITS, Prepared, Sample, check_size, stack
 from outeffhop.lab.data.tokenizer import find_tokenizer, ids_of
 
 if TYPE_CHECKING:
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 __all__ = ["TokenBlocks", "causal_batch", "prepare_text", "tokenize"]
 
-_VERSION = 2  # of the tokenising below: part of the key under which tokens are kept
+_VERSION = 2  # of the tokenising below; part of the cache key of tokens
 _AT_ONCE = 64  # pieces, about 4 MB of text
 
 
 class TokenBlocks(Dataset[Sample]):
-    """Blocks of ``length`` ids cut from a file of them; what is left over at the end is dropped.
+    """Blocks of ``length`` ids from a file; an incomplete last block is dropped.
 
     Args:
-        file: raw ids of ``dtype``, mapped into memory and never read whole.
-        around: a first and a last id put around each block, which are part of its length.
+        file: raw ids of ``dtype``; mapped into memory, never read as a whole.
+        around: first and last id of each block; they count towards its length.
     """
 
     def __init__(self, file: Path, dtype: str, length: int, around: tuple[int, int] | None = None) -> None:
@@ -63,13 +63,13 @@ class TokenBlocks(Dataset[Sample]):
         return {"input_ids": ids}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TokenBlocks, (self.file, self.dtype, self.length, self.around)  # a worker maps the file again
+        return TokenBlocks, (self.file, self.dtype, self.length, self.around)  # a worker process maps the file again
 
 
 def causal_batch(samples: list[Sample]) -> Sample:
-    """Blocks to a batch of a causal model, which shifts the labels itself."""
+    """Makes a batch for a causal model, which shifts the labels itself."""
     ids = stack(samples)["input_ids"]
-    # no attention_mask: blocks are full, and a mask of ones would cost the fastest kernels
+    # no attention_mask: blocks have no padding, and the fastest kernels take no mask
     return {"input_ids": ids, "labels": ids.clone()}
 
 
@@ -81,17 +81,17 @@ def prepare_text(
     vocab_size: int,
     length: int,
     mask_probability: float,
-    store: Store,
+    cache: DiskCache,
     seed: int,
 ) -> Prepared:
-    """Text ready for a masked or a causal language model."""
-    check_size("length", length, 3)  # two special tokens and one of the text
-    found = find_tokenizer(tokenizer, corpus, vocab_size, store)
+    """Prepares text for a masked or a causal language model."""
+    check_size("length", length, 3)  # two special tokens and one of text
+    found = find_tokenizer(tokenizer, corpus, vocab_size, cache)
     content = _digest(found)
     around = _around(found) if task == "mlm" else None
     sets, sizes = {}, {}
     for split in SPLITS:
-        file, said = tokenize(corpus, split, found, store, content)
+        file, said = tokenize(corpus, split, found, cache, content)
         blocks = TokenBlocks(file, said["dtype"], length, around)
         if not len(blocks):
             raise ValueError(
@@ -122,11 +122,11 @@ def prepare_text(
 
 
 def tokenize(
-    corpus: Corpus, split: str, tokenizer: PreTrainedTokenizerFast, store: Store, content: str | None = None
+    corpus: Corpus, split: str, tokenizer: PreTrainedTokenizerFast, cache: DiskCache, content: str | None = None
 ) -> tuple[Path, dict[str, Any]]:
-    """The file of a split's ids, made if it is not there whole, and its dtype, tokens and documents.
+    """The cached file of a split's ids, and its dtype, tokens and documents.
 
-    ``content`` is the tokenizer's hash, where it is known already.
+    ``content`` is the hash of the tokenizer, if it is known already.
     """
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     if end is None:
@@ -144,16 +144,16 @@ def tokenize(
 
     content = content or _digest(tokenizer)
     key = {"version": _VERSION, "text": corpus.digest, "split": split, "tokenizer": content, "end": end}
-    folder, said = store.get("tokens", key, build)
+    folder, said = cache.get("tokens", key, build)
     return folder / "tokens.bin", said
 
 
 def _encoded(corpus: Corpus, split: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[list[int], bool]]:
-    """The ids of each piece, and whether it ends a document; pieces are encoded side by side on all cores."""
+    """Yields the ids of each piece, and whether it ends a document; pieces are encoded in parallel on all cores."""
     backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
-    backend.encode_special_tokens = True  # "</s>" in a text is text: only we end documents
+    backend.encode_special_tokens = True  # "</s>" in a text is text and does not end a document
     stream = pieces(corpus.splits[split]())
     with _progress(f"tokenising {corpus.source} ({split})") as advance:
         while some := list(islice(stream, _AT_ONCE)):
@@ -165,14 +165,14 @@ def _encoded(corpus: Corpus, split: str, tokenizer: PreTrainedTokenizerFast) -> 
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int], None]]:
-    """Shows the characters so far, on a terminal; nothing elsewhere."""
+    """Shows the number of characters done, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda characters: None
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    # not as the format of a column: a path may have braces
+    # not in the format of a column: a path may contain braces
     named = TextColumn("{task.description}", markup=False)
     columns = (SpinnerColumn(), named, TextColumn("{task.completed:,} characters"))
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
@@ -182,7 +182,7 @@ def _progress(what: str) -> Iterator[Callable[[int], None]]:
 
 def _digest(tokenizer: PreTrainedTokenizerFast) -> str:
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
-    for unused in ("truncation", "padding", "post_processor"):  # states of use, not of the vocabulary
+    for unused in ("truncation", "padding", "post_processor"):  # settings of use, not of the vocabulary
         settings.pop(unused, None)
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 

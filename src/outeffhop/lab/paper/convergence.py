@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from outeffhop.lab.paper import drawing, published
-from outeffhop.lab.paper import trained_cells as trained
-from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
-from outeffhop.lab.paper.ranking import mean_std, surplus
+from outeffhop.lab.paper import training_runs as trained
+from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict, group_by
+from outeffhop.lab.paper.ranking import judged, mean_std, surplus
 
 __all__ = ["EXPERIMENT", "speed_verdict"]
 
 METHODS = {"vanilla": "dense", "sparse": "sparse", "outeffhop": "outeffhop"}
-_STEPS = {"small": 780, "paper": 9800}  # in batches of 512: 20 epochs of 20,000 pictures, 100 of all 50,000
-_PICTURE = 32
-# a patch of 32 on pictures enlarged eight times sees what one of 4 sees on them as they are
+_STEPS = {"small": 780, "paper": 9800}  # of 512 images: 20 epochs of 20,000 images, 100 of all 50,000
+_SIZE = 32
+# a patch of 4 sees what a patch of 32 sees on images enlarged eight times
 _CHANGES = dict(
     hidden_size=published.CONVERGENCE["width"],
     intermediate_size=published.CONVERGENCE["inner"],
     hidden_dropout_prob=published.CONVERGENCE["dropout"],
     patch_size=4,
-    image_size=_PICTURE,
+    image_size=_SIZE,
     num_channels=3,
     num_hidden_layers=6,
     num_attention_heads=8,
 )
 _MODEL = (
-    "the paper's width 512, inner width 1024 and dropout 0.3; 6 layers of 8 heads, which it does not give; patches "
-    "of 4 on pictures of 32, as its 32 are on pictures enlarged to 256"
+    "the paper's width 512, inner width 1024 and dropout 0.3; 6 layers of 8 heads (the paper does not give them); "
+    "patches of 4 on images of 32, which see what its patches of 32 see on images enlarged to 256"
 )
 _TRAIN = dict(
     lr=published.CONVERGENCE["lr"],
@@ -63,7 +62,7 @@ def measure(cell: Cell, settings: Settings) -> Values:
         data="builtin:images" if tiny else "cifar10",
         train={**({} if tiny else _TRAIN), "max_steps": cell.values["steps"]},
         changes={} if tiny else _CHANGES,
-        samples={} if tiny else {"image_size": _PICTURE, "augment": "none", "label_smoothing": 0.0},
+        samples={} if tiny else {"image_size": _SIZE, "augment": "none", "label_smoothing": 0.0},
     )
     lines = trained.finished(config, settings).metrics()
     return {
@@ -76,10 +75,7 @@ def measure(cell: Cell, settings: Settings) -> Values:
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
-    seeds: dict[str, list[Values]] = {}
-    for cell in cells(settings):
-        if cell.key in found:
-            seeds.setdefault(cell.values["method"], []).append(found[cell.key])
+    seeds = group_by(cells(settings), found, "method")
     _draw(seeds, folder)
     one = next(iter(seeds.values()))[0]
     rows = []
@@ -89,20 +85,18 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
     columns = ["layers", "mean loss", "last loss", "mean accuracy", "last accuracy"]
     better = dict(zip(columns[1:], ("low", "low", "high", "high"), strict=True))
     note = (
-        "Means are over training: the area under a curve of the figure. Loss on training data, accuracy in % on others."
+        "Means are over training: the area under a curve of the figure. Loss on training data, accuracy in % on "
+        "validation data."
     )
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         [Table("Speed of learning", columns, rows, better, note=note)],
-        [Figure("curves", "Loss and accuracy over training (Figure 7)", "Each curve the mean over seeds.")],
+        [Figure("curves", "Loss and accuracy over training (Figure 7)", "Each curve is the mean over seeds.")],
         [speed_verdict({m: [_over(v, "accuracy") for v in values] for m, values in seeds.items()})],
         {"data": "builtin:images" if settings.scale == "tiny" else "cifar10"}
         | {"seeds": trained.seeds_measured(seeds.values())}
         | {"steps": one["accuracy"][-1][0], "batch": one["batch"], "learning rate": one["lr"]}
         | {"precision": one["precision"]}
-        | {"layers": "softmax, sparsemax and softmax1: three different normalizers, as the comparison needs"}
+        | {"layers": "softmax, sparsemax and softmax1, three different normalizers"}
         | ({} if settings.scale == "tiny" else {"model": _MODEL}),
     )
 
@@ -116,17 +110,16 @@ def _last(values: Values, name: str) -> float:
 
 
 def speed_verdict(accuracies: dict[str, list[float]]) -> Verdict:
-    """By accuracy averaged over training. A lead within what seeds make by themselves is none."""
+    """By accuracy averaged over training; a lead within two standard errors does not count."""
     claim = "A ViT learns faster with OutEffHop layers than with dense or sparse ones"
     if not METHODS.keys() <= accuracies.keys():
-        return Verdict(claim, "not measured", f"measured are {', '.join(accuracies) or 'none'}")
+        return Verdict(claim, "not measured", f"measured: {', '.join(accuracies) or 'none'}")
     own = accuracies["outeffhop"]
     rival = max(("vanilla", "sparse"), key=lambda m: mean(accuracies[m]))
     lead = surplus(own, accuracies[rival])
-    kind: Any = "confirmed" if lead > 0 else "contradicted" if lead < 0 else "not seen"
     said = ", ".join(f"{METHODS[m]} {mean_std(accuracies[m])}" for m in METHODS)
     alone = "; one run of each" if max(map(len, accuracies.values())) == 1 else ""
-    return Verdict(claim, kind, f"accuracy averaged over training, in %: {said}{alone}")
+    return Verdict(claim, judged(lead), f"accuracy averaged over training, in %: {said}{alone}")
 
 
 def _draw(seeds: dict[str, list[Values]], folder: Path) -> None:

@@ -20,18 +20,18 @@ from outeffhop.models import presets
 __all__ = ["EXPERIMENT", "time_verdict"]
 
 METHODS = ("vanilla", "outeffhop")
-_PLENTY = 0.1  # more than this is a cost
+_TOLERANCE = 0.1  # a larger share of the time counts as a cost
 
 
 def cells(settings: Settings) -> list[Cell]:
     rounds = 3 if settings.quick else 20 if settings.scale == "tiny" else 50
-    # the device is a part of this question; of a GPU, which the kept cells are of, it is not said
+    # the device is part of what is asked; it is left out for a GPU, as in the kept cells
     where = {} if settings.device.startswith("cuda") else {"device": settings.device}
     return [Cell(model, {"model": model, "rounds": rounds, **where}) for model in published.NAMES]
 
 
 def measure(cell: Cell, settings: Settings) -> Values:
-    """Both methods by turns, so that what else the machine does falls on both."""
+    """The methods take turns, so that other load on the machine affects both."""
     model = cell.values["model"]
     config = resolve(RunConfig(model=model, preset=settings.scale, data="made up"))
     batch = min(config.train.batch_size or 1, 4 if settings.quick else 256)
@@ -40,7 +40,7 @@ def measure(cell: Cell, settings: Settings) -> Values:
     seconds: dict[str, list[float]] = {method: [] for method in METHODS}
     memory: dict[str, float | None] = {}
     for method, step in steps.items():
-        step()  # what is done but once: kernels, the optimizer's state
+        step()  # done only once: kernels, the optimizer's state
         memory[method] = _peak(step, settings)
     for _ in range(cell.values["rounds"]):
         for method, step in steps.items():
@@ -53,7 +53,7 @@ def measure(cell: Cell, settings: Settings) -> Values:
 
 
 def _inputs(model: str, settings: Settings, batch: int, length: int | None) -> dict[str, Tensor]:
-    """Random numbers of the right shape: a step costs the same for all data."""
+    """Random numbers of the right shape: a step costs the same with any data."""
     random = torch.Generator().manual_seed(0)
     config: Any = presets.config(model, settings.scale)
     if length is not None:
@@ -90,7 +90,7 @@ def _step(model: str, method: str, settings: Settings, inputs: dict[str, Tensor]
 
 
 def _peak(step: Callable[[], None], settings: Settings) -> float | None:
-    """What a step takes beyond what is there before it, in GB; of a GPU alone, since a CPU's heap is not given back."""
+    """The memory that a step adds, in GB; None on a CPU, whose heap does not shrink again."""
     if not settings.device.startswith("cuda"):
         return None
     torch.cuda.reset_peak_memory_stats()
@@ -112,13 +112,10 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
     one = next(iter(found.values()))
     columns = ["model", "method", "batch", "ms a step", "to vanilla", "memory of a step, GB", "paper: RAM, GB"]
     better = {"ms a step": "low", "memory of a step, GB": "low", "paper: RAM, GB": "low"}
-    note = "Medians; the methods by turns. The paper gives the whole machine's main memory, ours is the GPU's own."
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    note = "Medians; the methods took turns. The paper reports the machine's main memory, we report the GPU's memory."
+    return EXPERIMENT.result(
         [Table("A training step", columns, rows, better, "model", note)],
-        [Figure("time", "Time of a training step", "The median of all rounds, and their quartiles.")],
+        [Figure("time", "Time of a training step", "The median of all rounds, with quartiles.")],
         [time_verdict({m: values["seconds"] for m, values in found.items()})],
         {"data": "random numbers", "rounds": len(one["seconds"]["vanilla"])}
         | {"precision": one["precision"], "threads": one["threads"]},
@@ -126,16 +123,16 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
 
 
 def time_verdict(seconds: dict[str, dict[str, list[float]]]) -> Verdict:
-    """Of the time; the paper's own numbers are of memory."""
+    """About time; the paper's numbers are about memory."""
     claim = "OutEffHop costs no more than vanilla attention"
     if not seconds:
         return Verdict(claim, "not measured", "")
     ratios = {m: median(s["outeffhop"]) / median(s["vanilla"]) for m, s in seconds.items()}
     worst = max(ratios.values())
     numbers = ", ".join(f"{published.NAMES[m]} {r:.2f}" for m, r in ratios.items())
-    kind: Any = "confirmed" if worst <= 1 + _PLENTY else "contradicted"
+    kind: Any = "confirmed" if worst <= 1 + _TOLERANCE else "contradicted"
     return Verdict(
-        claim, kind, f"time of a step as a ratio to vanilla's: {numbers}; up to {1 + _PLENTY:g} counts as equal"
+        claim, kind, f"time of a step as a ratio to vanilla's: {numbers}; up to {1 + _TOLERANCE:g} counts as equal"
     )
 
 

@@ -1,8 +1,8 @@
 """Figure 1: the energy of a few patterns in the plane, and where its no-op point attracts.
 
-The no-op point is x = 0. How it stands with it is said by two numbers: how far one update moves it, ‖T(0)‖, and the
-largest eigenvalue of T's Jacobian there. It attracts where the first is 0 and the second below 1, and is then a
-minimum of the energy, since ∇²H = I − ∇T.
+The no-op point is x = 0. Two numbers describe it: how far one update moves it, ‖T(0)‖, and the largest eigenvalue of
+T's Jacobian there. It attracts if the first is 0 and the second below 1. It is then a minimum of the energy, because
+∇²H = I − ∇T.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["EXPERIMENT"]
 BETA, EDGE = 8.0, 1.45
 NO_OPS = (0, 1, 4, 8, 10, 20, 40)  # n; 0 is the dense model
 DRAWN = (0, 1, 40)
-# angles of unit patterns: evenly spread they sum to 0; the others do not
+# angles of unit patterns: if they are evenly spread, the patterns sum to 0
 PATTERNS = {"centred": (90.0, 210.0, 330.0), "one-sided": (90.0, 150.0, 30.0)}
-AT_NO_OP = 0.2  # a query that rests this close to x = 0 has retrieved nothing
+AT_NO_OP = 0.2  # a query that ends this close to x = 0 has retrieved nothing
 
 
 def stored(name: str) -> Tensor:
@@ -79,10 +79,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
     ]
     columns = ["patterns", "no-op patterns n", "‖T(0)‖", "eigenvalue at 0", "attracts", "queries that end at 0"]
     note = f"Three unit patterns in the plane, β = {BETA:g}. n = 0 is the dense model, n = 1 the paper's softmax1."
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         [Table("The no-op point x = 0", columns, rows, note=note)],
         [
             Figure(
@@ -132,7 +129,7 @@ def verdicts(found: dict[str, Values]) -> list[Verdict]:
         Verdict(
             "Retrieval lowers the energy and comes to rest",
             "confirmed" if rises == unsettled == 0 else "contradicted",
-            f"{rises} queries ended at a higher energy than they began, {unsettled} did not come to rest",
+            f"{rises} queries ended at a higher energy than they started from, {unsettled} did not come to rest",
         ),
     ]
 
@@ -155,7 +152,9 @@ def draw(found: dict[str, Values], folder: Path) -> None:
             ax.plot(NO_OPS, values, style, color=colour, lw=5 if style == "-o" else 1.5, label=name)
         ax.set(xlabel="no-op patterns, n", ylabel=label, ylim=(0, None))
     axes[0].axhline(1.0, color="#D55E00", lw=1)
-    axes[0].annotate("x = 0 attracts below this line, if it rests", (NO_OPS[-1], 1.08), ha="right", fontsize=9)
+    axes[0].annotate(
+        "below this line x = 0 attracts, if it is a fixed point", (NO_OPS[-1], 1.08), ha="right", fontsize=9
+    )
     axes[1].legend(title="patterns", frameon=False)
     drawing.save(figure, folder, "no-op")
 
@@ -166,7 +165,6 @@ def _landscape(ax: Any, name: str, n: int, values: Values, levels: Tensor) -> An
     x, y = at.T.reshape(2, points, points)
     height = memory.energy(at).reshape(points, points)
     surface = ax.contourf(x, y, height - height.min(), levels, cmap="cividis", extend="max")
-    surface.set_rasterized(True)  # as lines it makes an SVG of megabytes
     angle = torch.arange(8, dtype=torch.float64) * (math.pi / 4) + 0.35
     ring = torch.stack([angle.cos(), angle.sin()], 1)
     for path in _paths(memory, torch.cat([0.4 * ring, 1.3 * ring])).unbind(1):
@@ -175,7 +173,7 @@ def _landscape(ax: Any, name: str, n: int, values: Values, levels: Tensor) -> An
     ax.plot(0, 0, marker="D", ms=7, mfc="#E69F00", mec="black", zorder=5)
     ax.set(aspect="equal", xlim=(-EDGE, EDGE), ylim=(-EDGE, EDGE), xticks=[-1, 0, 1], yticks=[-1, 0, 1])
     ax.grid(visible=False)
-    word = "attracts" if attracts(values) else "is no rest" if values["moved"] >= 1e-9 else "repels"
+    word = "attracts" if attracts(values) else "is not a fixed point" if values["moved"] >= 1e-9 else "repels"
     ax.set_title(f"{f'OutEffHop, n = {n}' if n else 'Dense'}; {name}\nx = 0 {word}", fontsize=10)
     return surface
 

@@ -1,12 +1,10 @@
-"""What every table and figure of the paper is made of: cells measured one by one, and a result drawn from all.
+"""The parts of every experiment: cells that are measured one by one, and a result drawn from all of them.
 
-A cell is the smallest thing measured: one model, method and seed, say.
+A cell is the smallest thing that is measured, such as one model, method and seed.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from outeffhop._io import read_as, to_plain
+from outeffhop._dataclass_io import JsonReport
 
 __all__ = [
     "Cell",
@@ -27,10 +25,12 @@ __all__ = [
     "check_data",
     "check_only",
     "chosen",
+    "group_by",
 ]
 
 Scale = Literal["tiny", "small", "paper"]
 Values = dict[str, Any]
+VerdictWord = Literal["confirmed", "not seen", "contradicted", "not measured"]
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,14 @@ class Settings:
 
     Attributes:
         scale: tiny (two CPU cores), small (one GPU) or paper.
-        seeds: how many.
-        out: folder; an experiment writes into one of its own name below it.
-        data: folder with the public data sets (mnist/, cifar10/, ett/, ...); None where there is none.
+        seeds: number of seeds.
+        out: folder; an experiment writes ``NAME.json`` and a folder with its own name into it.
+        data: folder with the public data sets (mnist/, cifar10/, ett/, ...), if there is one.
         workers: cells measured at the same time.
         device: cpu or cuda.
         quick: cut down to seconds, to see that it runs; the numbers mean nothing.
-        only: patterns of cells' keys, as ``opt-*``; the result is drawn from these and those measured before.
+        only: patterns of cell keys, such as ``opt-*``: only these cells are measured. The result is drawn from them
+            and from cells measured earlier.
     """
 
     scale: Scale = "tiny"
@@ -63,8 +64,8 @@ class Cell:
     """One thing to measure.
 
     Attributes:
-        key: names its file; letters, digits, dots, dashes and underscores.
-        values: what ``Experiment.measure`` needs to know, as JSON has it.
+        key: its name; letters, digits, dots, dashes and underscores.
+        values: what ``Experiment.measure`` needs to know, as JSON values.
     """
 
     key: str
@@ -76,11 +77,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns. A row's entries are text or numbers; ``better`` says which of a column's numbers is best.
+    """Rows under columns. The entries are text or numbers; None leaves an entry empty.
 
     Attributes:
-        better: column → "low" or "high", where best and second best are marked; within a ``group`` of rows.
-        group: the column whose equal entries make rows comparable; None compares all.
+        better: column → "low" or "high", for columns whose best and second-best numbers are marked.
+        group: only rows with the same entry in this column are compared; None compares all rows.
     """
 
     title: str
@@ -95,7 +96,7 @@ class Table:
         if unknown:
             raise ValueError(f"table {self.title!r} has no column {sorted(unknown)[0]!r}")
         if any(len(row) != len(self.columns) for row in self.rows):
-            raise ValueError(f"table {self.title!r} has a row of other than {len(self.columns)} entries")
+            raise ValueError(f"table {self.title!r} has {len(self.columns)} columns: every row needs as many entries")
         odd = [entry for row in self.rows for entry in row if not isinstance(entry, str | int | float | None)]
         if odd:
             raise ValueError(f"table {self.title!r} has an entry that is neither text nor a number: {odd[0]!r}"[:200])
@@ -103,7 +104,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture in the result's folder, as ``NAME.svg`` and ``NAME.png``."""
+    """A figure, drawn as ``NAME.png`` into the folder of the experiment."""
 
     name: str
     title: str
@@ -115,23 +116,24 @@ class Figure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What we saw of one of the paper's claims.
+    """What our numbers say about a claim of the paper.
 
     Attributes:
         verdict: confirmed (at this scale), "not seen" or contradicted; "not measured" where a cell is missing.
     """
 
     claim: str
-    verdict: Literal["confirmed", "not seen", "contradicted", "not measured"]
+    verdict: VerdictWord
     numbers: str
 
 
 @dataclass(frozen=True)
-class Result:
-    """What an experiment found; ``result.json``.
+class Result(JsonReport):
+    """What an experiment found.
 
     Attributes:
-        conditions: data, steps, sizes, seeds, hardware: what a reader must know of the numbers.
+        conditions: data, steps, sizes, seeds, hardware: what a reader must know about the numbers.
+        cells: keys of the cells it was drawn from; ``run`` fills them in.
     """
 
     name: str
@@ -141,13 +143,7 @@ class Result:
     figures: Sequence[Figure] = ()
     verdicts: Sequence[Verdict] = ()
     conditions: Values = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        return json.dumps(to_plain(dataclasses.asdict(self)), indent=1) + "\n"
-
-    @classmethod
-    def load(cls, path: Path) -> Result:
-        return read_as(cls, path, "result of an experiment")
+    cells: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -155,15 +151,15 @@ class Experiment:
     """A table or figure of the paper.
 
     Attributes:
-        name: of the command: table1.
-        of: what it is in the paper: Table 1.
+        name: as the command takes it, such as table1.
+        of: the place in the paper, such as Table 1.
         about: one sentence.
-        cells: what is to be measured under these settings.
+        cells: the cells to measure under the settings.
         measure: one cell. A module-level function: it may run in another process.
-        conclude: tables, figures (drawn into the folder given) and verdicts from the cells' values by key.
-        needs: folders of ``Settings.data`` it cannot do without at this scale.
-        partial: whether it can conclude from some of its cells.
-        alone: whether its cells are measured one at a time, whatever the workers: what runs beside them shows.
+        conclude: tables, figures (drawn into the given folder) and verdicts from what was found, by key.
+        needs: folders of ``Settings.data`` that are required at this scale.
+        partial: whether a result can be drawn from some of the cells.
+        alone: whether cells are measured one at a time, for any number of workers, because others would disturb them.
     """
 
     name: str
@@ -176,34 +172,50 @@ class Experiment:
     partial: bool = False
     alone: bool = False
 
+    def result(
+        self, tables: Sequence[Table], figures: Sequence[Figure], verdicts: Sequence[Verdict], conditions: Values
+    ) -> Result:
+        return Result(self.name, self.of, self.about, tables, figures, verdicts, conditions)
+
 
 def check_name(what: str, name: str) -> None:
-    """Raises ValueError for a name that could lead to a file outside its folder, or to a hidden one."""
+    """Raises ValueError for a name that could lead to a file in another folder, or to a hidden file."""
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise ValueError(
-            f"{what}={name!r}: letters, digits, dots, dashes and underscores are needed, no dot or dash first"
+            f"{what}={name!r}: must consist of letters, digits, dots, dashes and underscores, "
+            "and must not start with a dot or a dash"
         )
 
 
+def group_by(cells: Sequence[Cell], found: Mapping[str, Values], *names: str) -> dict[Any, list[Values]]:
+    """What was found in the cells, grouped by the named ones of their values; each group is a list over seeds."""
+    groups: dict[Any, list[Values]] = {}
+    for cell in cells:
+        if cell.key in found:
+            asked = tuple(cell.values[name] for name in names)
+            groups.setdefault(asked if len(names) > 1 else asked[0], []).append(found[cell.key])
+    return groups
+
+
 def chosen(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
-    """Those that are asked for by ``only``."""
+    """The cells that ``only`` selects."""
     return [cell for cell in cells if any(fnmatchcase(cell.key, pattern) for pattern in settings.only)]
 
 
 def check_only(experiment: Experiment, settings: Settings) -> None:
-    """Raises ValueError for a pattern that no cell has: a slip in one of several would leave its cells unmeasured."""
+    """Raises ValueError for a pattern that matches no cell: a typo in one of several would leave cells unmeasured."""
     keys = [cell.key for cell in experiment.cells(settings)]
     for pattern in settings.only:
         if not any(fnmatchcase(key, pattern) for key in keys):
             some = ", ".join(keys) if len(keys) <= 6 else f"{', '.join(keys[:3])}, ..., {keys[-1]}"
-            raise ValueError(f"only={pattern!r}: {experiment.name} has no such cell; there are {some}")
+            raise ValueError(f"only={pattern!r}: matches no cell of {experiment.name}; choose from {some}")
 
 
 def check_data(experiment: Experiment, settings: Settings) -> None:
-    """Raises ValueError where a data set is missing."""
+    """Raises ValueError if a data set is missing."""
     for name in experiment.needs(settings):
         if settings.data is None or not (settings.data / name).is_dir():
             raise ValueError(
-                f"{experiment.name} at scale={settings.scale!r} needs the folder {name!r} of the data sets: "
-                f"say where they are with --data FOLDER (data={str(settings.data)!r})"
+                f"{experiment.name} at scale={settings.scale!r} needs the folder {name!r}: "
+                f"pass the folder that contains it with --data FOLDER (data={str(settings.data)!r})"
             )

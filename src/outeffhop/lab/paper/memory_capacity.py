@@ -25,7 +25,7 @@ def measure(cell: Cell, settings: Settings) -> Values:
 
 
 def half_hidden(images: Tensor, size: float, rng: torch.Generator) -> Tensor:
-    """The upper half of each image; the pixels of the lower one are 0."""
+    """The upper half of each image; the pixels of the lower half are 0."""
     queries = images.clone()
     queries[:, images.shape[1] // 2 :] = 0
     return queries
@@ -34,10 +34,7 @@ def half_hidden(images: Tensor, size: float, rng: torch.Generator) -> Tensor:
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
     retrieval.draw_errors(found, folder, "memory-capacity", "images in memory, M", log=True)
     groups = retrieval.by_images(found)
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         retrieval.error_tables(found, "M", "Queries: the upper half of each stored image; one update, β = 1."),
         [retrieval.figure_of("memory-capacity", "Retrieval error over memory size")],
         [

@@ -1,7 +1,7 @@
 """Section 4.3: multiple-instance learning, a bag's label from one pooled vector, with the pooling of each model.
 
 An instance passes through a linear layer with ReLU; one learned query pools a bag's instances (OutEffHopPooling); a
-linear layer scores the pooled vector. Everything but the pooling's method is the same, folds and seeds included.
+linear layer scores the pooled vector. Everything except the pooling's method is the same, including folds and seeds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from outeffhop.lab.data import Bags, collate_bags, load_bags
 from outeffhop.lab.paper import drawing
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
-from outeffhop.lab.paper.ranking import mean_std
+from outeffhop.lab.paper.ranking import judged, mean_std
 from outeffhop.lab.paper.running import one_thread
 from outeffhop.nn import OutEffHopPooling
 
@@ -31,7 +31,7 @@ CLAIM = "Section 4.3: OutEffHop is superior in multiple-instance learning"
 
 
 class BagClassifier(nn.Module):
-    """Bags [B, n, d] and their padding → a logit a bag [B]."""
+    """Bags [B, n, d] and their padding → a logit per bag [B]."""
 
     def __init__(self, size: int, hidden: int, heads: int, method: str) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class BagClassifier(nn.Module):
 
 
 def sources(settings: Settings) -> dict[str, str]:
-    """Name of a set of bags → where it comes from."""
+    """Name of a set of bags → its data spec."""
     paths = {}
     if settings.data is not None:
         paths = {name: settings.data / "mil" / f"{name}.npz" for name in FILES} | {MNIST: settings.data / "mnist"}
@@ -58,21 +58,29 @@ def needs(settings: Settings) -> Sequence[str]:
 
 
 def cells(settings: Settings) -> list[Cell]:
-    if settings.quick:
-        training = {"folds": 2, "epochs": 1, "hidden": 8, "heads": 2, "bags": 12, "batch": 4, "lr": 1e-3}
-    elif settings.scale == "tiny":
-        training = {"folds": 5, "epochs": 10, "hidden": 32, "heads": 4, "bags": 100, "batch": 32, "lr": 3e-3}
-    else:
-        training = {"folds": 10, "epochs": 50, "hidden": 128, "heads": 8, "bags": 200, "batch": 16, "lr": 1e-3}
-    chosen = {**training, "weight_decay": 1e-3}
     return [
         Cell(
-            f"{name.replace(' ', '-')}-{method}-seed{seed}", {"bags of": name, "method": method, "seed": seed, **chosen}
+            f"{_slug(name)}-{method}-seed{seed}",
+            {"bags of": name, "method": method, "seed": seed, **_training(settings)},
         )
         for name in sources(settings)
         for method in METHODS
         for seed in range(1 if settings.quick else settings.seeds)
     ]
+
+
+def _slug(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+def _training(settings: Settings) -> Values:
+    if settings.quick:
+        chosen = {"folds": 2, "epochs": 1, "hidden": 8, "heads": 2, "bags": 12, "batch": 4, "lr": 1e-3}
+    elif settings.scale == "tiny":
+        chosen = {"folds": 5, "epochs": 10, "hidden": 32, "heads": 4, "bags": 100, "batch": 32, "lr": 3e-3}
+    else:
+        chosen = {"folds": 10, "epochs": 50, "hidden": 128, "heads": 8, "bags": 200, "batch": 16, "lr": 1e-3}
+    return {**chosen, "weight_decay": 1e-3}
 
 
 @one_thread()
@@ -121,7 +129,7 @@ def scores(model: BagClassifier, bags: Bags, device: str) -> Tensor:
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
-    sets = list(sources(settings))
+    sets = [name for name in (*FILES, MNIST, DIGITS) if any(key.startswith(f"{_slug(name)}-") for key in found)]
     seen = {(name, method): _folds(found, name, method) for name in sets for method in METHODS}
     rows = [
         [name, method, *(mean_std(seen[name, method][what]) for what in ("auc", "accuracy"))]
@@ -129,12 +137,9 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         for method in METHODS
     ]
     draw(seen, sets, folder)
-    asked = cells(settings)[0].values
+    training = _training(settings)
     keys = ("folds", "epochs", "hidden", "heads", "batch", "lr", "weight_decay")
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         [
             Table(
                 "Multiple-instance learning with one pooling layer",
@@ -147,18 +152,18 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         ],
         [Figure("mil", "ROC-AUC with each model's pooling", "Mean over folds and seeds, and its standard error.")],
         [verdict(seen, name) for name in sets],
-        {"bags": ", ".join(sets), "seeds": 1 if settings.quick else settings.seeds, **{k: asked[k] for k in keys}},
+        {"bags": ", ".join(sets), "seeds": 1 if settings.quick else settings.seeds, **{k: training[k] for k in keys}},
     )
 
 
 def _folds(found: dict[str, Values], name: str, method: str) -> Values:
     """Every fold of every seed, in the same order for each method."""
-    seeds = [v for key, v in found.items() if key.startswith(f"{name.replace(' ', '-')}-{method}-seed")]
+    seeds = [v for key, v in found.items() if key.startswith(f"{_slug(name)}-{method}-seed")]
     return {what: [x for seed in seeds for x in seed[what]] for what in ("auc", "accuracy")}
 
 
 def verdict(seen: dict[tuple[str, str], Values], name: str) -> Verdict:
-    """OutEffHop against the best of the others, fold by fold: a difference is one beyond two standard errors."""
+    """OutEffHop against the best of the others, fold by fold; only differences beyond two standard errors count."""
     aucs = {method: seen[name, method]["auc"] for method in METHODS}
     rival = max((m for m in METHODS if m != "outeffhop"), key=lambda m: mean(aucs[m]))
     differences = [a - b for a, b in zip(aucs["outeffhop"], aucs[rival], strict=True)]
@@ -166,7 +171,7 @@ def verdict(seen: dict[tuple[str, str], Values], name: str) -> Verdict:
     by = mean(differences)
     return Verdict(
         f"{CLAIM} ({name})",
-        "confirmed" if by > 2 * error else "contradicted" if by < -2 * error else "not seen",
+        judged(by, 2 * error),
         "ROC-AUC " + ", ".join(f"{m} {mean(v):.3f}" for m, v in aucs.items()) + f"; OutEffHop against {rival}: "
         f"{by:+.4f} ± {error:.4f} (paired over {len(differences)} folds; two standard errors make a difference)",
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outeffhop.lab.paper import retrieval
 from outeffhop.lab.paper.experiment import Cell, Experiment, Result, Settings, Values, Verdict
+from outeffhop.lab.paper.ranking import judged
 
 __all__ = ["EXPERIMENT"]
 
@@ -44,7 +45,7 @@ def least_rise(name: str, seeds: list[Values]) -> Verdict:
     tie = retrieval.TIE
     return Verdict(
         f"Figure 6: noise has the least effect on OutEffHop ({name})",
-        "confirmed" if by < -tie else "contradicted" if by > tie else "not seen",
+        judged(-by, tie),
         f"rise of the error from σ = {seeds[0]['points'][0]['at']:g} to {seeds[0]['points'][-1]['at']:g}: "
         + ", ".join(f"{model} {value:.4g}" for model, value in rise.items())
         + f" (OutEffHop {by:+.1%} against the least of the others; less than {tie:.0%} is a tie).",
@@ -54,10 +55,7 @@ def least_rise(name: str, seeds: list[Values]) -> Verdict:
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
     retrieval.draw_errors(found, folder, "noise-robustness", "standard deviation of the noise, σ", log=False)
     groups = retrieval.by_images(found)
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         retrieval.error_tables(found, "σ", f"{STORED} images in memory; one update, β = 1."),
         [retrieval.figure_of("noise-robustness", "Retrieval error over noise")],
         [

@@ -1,4 +1,4 @@
-"""Numbers over seeds as a table shows them, and which of a column's are best and second best."""
+"""Comparing numbers: means over seeds as text, the best and second best of a column, and verdicts on differences."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Sequence
 from statistics import mean, stdev, variance
 from typing import Any
 
-from outeffhop.lab.paper.experiment import Table
+from outeffhop.lab.paper.experiment import Table, VerdictWord
 
-__all__ = ["mean_std", "number_of", "ranks", "shown", "surplus"]
+__all__ = ["judged", "mean_std", "number_of", "ranks", "shown", "surplus"]
 
 _NUMBER = re.compile(r"[-−+]?(\d+\.?\d*|\.\d+)(e[-−+]?\d+)?")
 
 
 def shown(value: float, digits: int = 4) -> str:
-    """So many digits and a true minus; 120 where Python would write 1.2e+02."""
+    """The number with so many significant digits and a true minus sign; 120, not 1.2e+02."""
     text = f"{value:.{digits}g}"
     return (f"{float(text):.0f}" if "e+" in text and abs(value) < 1e6 else text).replace("-", "−")
 
 
 def mean_std(values: Sequence[float], digits: int = 4) -> str:
-    """ "0.1234 ± 0.0056"; the mean alone of a single value, and where one is not finite: that has no deviation."""
+    """ "0.1234 ± 0.0056"; only the mean for a single value, and if a value is not finite."""
     if len(values) == 1 or not all(map(math.isfinite, values)):
         return shown(mean(values), digits)
     return f"{shown(mean(values), digits)} ± {shown(stdev(values), 2)}"
 
 
 def number_of(entry: Any) -> float | None:
-    """The number of an entry, or the mean of "mean ± std"; None where it is neither."""
+    """The number in an entry, or the mean of "mean ± std"; None for other text."""
     if isinstance(entry, bool):
         return None
     if isinstance(entry, int | float):
@@ -41,8 +41,7 @@ def number_of(entry: Any) -> float | None:
 def ranks(table: Table) -> dict[tuple[int, int], int]:
     """(row, column) → 1 for the best and 2 for the second best, among the rows of a group.
 
-    Equal numbers share a rank, and after two that are best none is second. Where all numbers of a group are equal
-    nothing is best.
+    Equal numbers share a rank: if two are best, none is second. If all numbers of a group are equal, none is best.
     """
     columns = list(table.columns)
     group_at = None if table.group is None else columns.index(table.group)
@@ -61,10 +60,15 @@ def ranks(table: Table) -> dict[tuple[int, int], int]:
 
 
 def surplus(first: Sequence[float], second: Sequence[float]) -> float:
-    """By how much the first mean is above the second; 0 where that is within two standard errors.
+    """By how much the first mean is above the second; 0 if the difference is within two standard errors.
 
-    One number has no error that could be known: of two single numbers the plain difference is given.
+    The error of a single number is unknown: for two single numbers this is their difference.
     """
     difference = mean(first) - mean(second)
     errors = [variance(values) / len(values) for values in (first, second) if len(values) > 1]
     return difference if abs(difference) > 2 * math.sqrt(sum(errors)) else 0.0
+
+
+def judged(gain: float, margin: float = 0.0) -> VerdictWord:
+    """The verdict on a claimed gain; a gain or loss within the margin does not count."""
+    return "confirmed" if gain > margin else "contradicted" if gain < -margin else "not seen"

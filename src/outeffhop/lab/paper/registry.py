@@ -24,12 +24,12 @@ NAMES = (
 )
 
 
-# Modules whose name says more than the experiment's; the others are called like it (memory_capacity.py).
+# Experiments whose module has a longer name; the others have the same name (memory_capacity.py).
 _MODULES = {"energy": "energy_landscape", "theory": "theory_bounds"}
 
 
 def find(name: str) -> Experiment:
-    """The experiment of a name, which its module has as EXPERIMENT."""
+    """The experiment with this name: EXPERIMENT in its module."""
     module = _MODULES.get(known("name", name, NAMES), name.replace("-", "_"))
     found: Experiment = import_module(f"outeffhop.lab.paper.{module}").EXPERIMENT
     return found

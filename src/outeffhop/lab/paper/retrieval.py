@@ -1,11 +1,11 @@
 """What the experiments on memory retrieval share: images, five Hopfield models, three memories, one error.
 
-The models retrieve images from a memory of M of them
+The models retrieve images from a memory of M images. A memory is
 
-    clean                as it is;
-    polluted             with one outlier for every ten images: Gaussian vectors, each coordinate of which is of
-                         the size of an image's norm, so that they outscore the image that a query is of;
-    polluted, with Λ     the same, outliers classified by the paper's three steps and kept out of the sum.
+    clean                only the images;
+    polluted             with one outlier for every ten images: Gaussian vectors whose coordinates are as large as
+                         an image's norm, so that they score higher than the image a query was made from;
+    polluted, with Λ     the same, with outliers classified by the paper's three steps and kept out of the sum.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outeffhop.lab.data.pictures import load_pictures
+from outeffhop.lab.data.image_files import load_images
 from outeffhop.lab.data.specs import parse
 from outeffhop.lab.paper import drawing
 from outeffhop.lab.paper.experiment import Cell, Figure, Settings, Table, Values, Verdict, chosen
-from outeffhop.lab.paper.ranking import mean_std
+from outeffhop.lab.paper.ranking import judged, mean_std
 from outeffhop.lab.paper.running import one_thread
 from outeffhop.memory import HopfieldMemory, NoOp
 
@@ -50,9 +50,9 @@ MODELS = ("dense", "sparse", "gsh", "polynomial", "outeffhop")
 MEMORIES = ("clean", "polluted", "polluted, with Λ")
 BETA = 1.0
 # Λ: two patterns are dissimilar below this part of the median cosine; outliers are dissimilar to this share of the
-# others. Both without a look at which patterns are the outliers.
+# others. Neither uses the knowledge of which patterns are outliers.
 PART, SHARE = 0.5, 0.5
-# differences of mean errors below this share are none: seeds differ by more
+# smaller differences of mean errors do not count: seeds differ by more
 TIE = 0.01
 
 Query = Callable[[Tensor, torch.Generator], Tensor]
@@ -60,25 +60,25 @@ Errors = dict[str, dict[str, float]]  # memory → model → error
 
 
 def sources(settings: Settings) -> dict[str, str]:
-    """The image sets there are, as name → data spec; scikit-learn's digits where no folder is given."""
+    """The available image sets, as name → data spec; scikit-learn's digits if there are no others."""
     folders = () if settings.data is None else SETS
     found = {name: str(settings.data / name) for name in folders if settings.data and (settings.data / name).is_dir()}
     return found or {"digits": "builtin:images"}
 
 
 def needs(settings: Settings) -> Sequence[str]:
-    """Those of which cells are asked for."""
+    """The image sets of the selected cells."""
     return () if settings.scale == "tiny" else [name for name in SETS if chosen(_cells(name, settings, ()), settings)]
 
 
 def cells(settings: Settings, axis: Sequence[float]) -> list[Cell]:
-    """One for each image set and seed; ten seeds, as the paper's, but for a tiny scale."""
+    """One for each image set and seed; ten seeds as in the paper, except at tiny scale."""
     return [cell for name in sources(settings) for cell in _cells(name, settings, axis)]
 
 
 def _cells(name: str, settings: Settings, axis: Sequence[float]) -> list[Cell]:
     seeds = 1 if settings.quick else settings.seeds if settings.scale == "tiny" else 10
-    # the name and not the folder, which may move without changing the question
+    # by name: the folder may move
     return [Cell(f"{name}-seed{seed}", {"images": name, "seed": seed, "axis": list(axis)}) for seed in range(seeds)]
 
 
@@ -89,7 +89,7 @@ def errors(
     size: Callable[[float], int],
     query: Callable[[Tensor, float, torch.Generator], Tensor],
 ) -> Values:
-    """Errors at every point of the axis: how many images are stored there, and the queries made of them."""
+    """Errors at every point of the axis. ``size`` is the number of stored images, ``query`` makes queries from them."""
     seed = cell.values["seed"]
     images = _images(sources(settings)[cell.values["images"]]).to(settings.device)
     points = []
@@ -97,7 +97,7 @@ def errors(
         count = size(value)
         if count > len(images):
             continue
-        # the same images for every point of a noise axis; a larger memory holds the smaller one's
+        # all points share their images: a larger memory contains the smaller one
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
         stored = images[order[:count].to(images.device)]
         rng = torch.Generator().manual_seed(seed)
@@ -133,13 +133,13 @@ def squared_error(answer: Tensor, images: Tensor) -> float:
 
 def _images(spec: str) -> Tensor:
     """The training images, flattened to [N, d], in [0, 1]."""
-    pictures = load_pictures(parse(spec)).splits["train"]
+    pictures = load_images(parse(spec)).splits["train"]
     pixels = np.stack([np.asarray(image) for image in pictures.images])
     return torch.from_numpy(pixels.reshape(len(pixels), -1)).float() / 255
 
 
 def by_images(found: Mapping[str, Values]) -> dict[str, list[Values]]:
-    """The cells of each image set, a cell a seed."""
+    """The cells of each image set, one per seed."""
     groups: dict[str, list[Values]] = {}
     for key, values in found.items():
         groups.setdefault(key.rsplit("-seed", 1)[0], []).append(values)
@@ -190,7 +190,7 @@ def draw_errors(found: Mapping[str, Values], folder: Path, name: str, label: str
 
 
 def _style(model: str) -> dict[str, Any]:
-    """OutEffHop lies on the dense model's curve: it is drawn thin and dashed over a thick one."""
+    """OutEffHop lies on the dense model's curve, so it is drawn thin and dashed over a thick line."""
     style: dict[str, Any] = {"color": drawing.colour(model), "marker": drawing.marker(model), "ms": 4, "lw": 1.4}
     if model == "dense":
         return {**style, "lw": 4.0, "ms": 7, "alpha": 0.35}
@@ -199,8 +199,8 @@ def _style(model: str) -> dict[str, Any]:
 
 def figure_of(name: str, title: str) -> Figure:
     caption = (
-        "Mean over seeds, shaded from the least to the largest; lower is better. The dashed curve of OutEffHop lies "
-        "on the thick one of the dense model wherever γ is near 1."
+        "Mean over seeds, shaded from the smallest to the largest; lower is better. The dashed curve of OutEffHop lies "
+        "on the thick curve of the dense model wherever γ is near 1."
     )
     return Figure(name, title, caption)
 
@@ -213,7 +213,7 @@ def conditions(found: Mapping[str, Values], queries: str) -> Values:
         "queries": queries,
         "retrieval": f"one update, β = {BETA:g}; gsh with α = 1.5, polynomial of order 10",
         "outliers": f"one for ten images; Λ: cosine below {PART:g} of the median to {SHARE:.0%} of the others, n = 1; "
-        "these two numbers were chosen with MNIST and CIFAR-10 at hand",
+        "both numbers were chosen on MNIST and CIFAR-10",
     }
 
 
@@ -233,7 +233,7 @@ def compared(claim: str, name: str, seeds: Sequence[Values]) -> Verdict:
     )
     return Verdict(
         f"{claim} ({name})",
-        "confirmed" if by < -TIE else "contradicted" if by > TIE else "not seen",
+        judged(-by, TIE),
         f"at {end['at']:g}, {end['images']} images: OutEffHop {ours:.4g}, dense {dense:.4g}, best of the others "
         f"{rival} {means[rival]:.4g} ({by:+.1%}; less than {TIE:.0%} is a tie). Over the whole axis OutEffHop and "
         f"dense differ by at most {apart:.1g} of the error: one update of OutEffHop is γ times one of the dense model.",
@@ -241,7 +241,7 @@ def compared(claim: str, name: str, seeds: Sequence[Values]) -> Verdict:
 
 
 def classified(name: str, seeds: Sequence[Values]) -> Verdict:
-    """Whether Λ undoes what outliers do to a memory, averaged over the axis; and for which models."""
+    """Whether Λ undoes the harm of outliers, averaged over the axis, and for which models."""
     points = range(len(seeds[0]["points"]))
 
     def error(memory: str, model: str) -> float:

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import isfinite, sqrt
 from pathlib import Path
-from statistics import mean
-from typing import Any
 
-from outeffhop.lab.paper import beyond, drawing, published
-from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict, chosen
-from outeffhop.lab.paper.ranking import mean_std, shown, surplus
+from outeffhop.lab.paper import beyond, published, table1_result
+from outeffhop.lab.paper.experiment import Cell, Experiment, Result, Settings, Values, chosen, group_by
 from outeffhop.lab.paper.running import found_before
-from outeffhop.lab.paper.trained_cells import (
-    CHIEF,
-    DATA,
-    finished,
-    measured,
-    quantized,
-    run_config,
-    steps_of,
-    steps_said,
-)
-from outeffhop.lab.paper.trained_cells import needs as needed_by
-from outeffhop.models import presets
+from outeffhop.lab.paper.trained_models import measured, quantized
+from outeffhop.lab.paper.training_runs import DATA, finished, run_config, steps_of
+from outeffhop.lab.paper.training_runs import needs as needed_by
 
-__all__ = ["EXPERIMENT", "by_method", "cells", "cut_verdict", "loss_verdict", "models_of", "needs", "seeds_said"]
+__all__ = ["EXPERIMENT", "by_method", "cells", "needs"]
 
-Found = dict[tuple[str, str], list[Values]]  # (model, method) → a value of each seed
-
-_SPLIT = {"vit": "test"}  # where there are most pictures; nothing was chosen by either
+_SPLIT = {"vit": "test"}  # has the most images; nothing was chosen by either split
 
 
 def cells(settings: Settings) -> list[Cell]:
@@ -39,7 +23,7 @@ def cells(settings: Settings) -> list[Cell]:
             {"model": model, "method": method, "seed": seed, "steps": steps_of(model, settings)}
             | {"data": DATA[settings.scale][model]},
         )
-        for seed in range(settings.seeds)  # a first whole table early
+        for seed in range(settings.seeds)  # the first seed of everything first, for a complete table early
         for model in published.NAMES
         for method in published.METHODS
     ]
@@ -56,281 +40,21 @@ def measure(cell: Cell, settings: Settings) -> Values:
     return {**measured(config, settings, split), "w8a8": quantized(config, settings, split=split)}
 
 
-def by_method(found: dict[str, Values], settings: Settings) -> Found:
-    grouped: Found = {}
-    for cell in cells(settings):
-        if cell.key in found:
-            grouped.setdefault((cell.values["model"], cell.values["method"]), []).append(found[cell.key])
-    return grouped
-
-
-def models_of(grouped: Found) -> list[str]:
-    """Those measured, in the paper's order."""
-    return [model for model in published.NAMES if any(m == model for m, _ in grouped)]
+def by_method(found: dict[str, Values], settings: Settings) -> table1_result.Found:
+    return group_by(cells(settings), found, "model", "method")
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
-    grouped = by_method(found, settings)
-    tables = [_summary(grouped), *(_table(model, grouped) for model in models_of(grouped))]
+    runs = by_method(found, settings)
     further = beyond.by_method(found_before(beyond.EXPERIMENT, settings), settings)
-    if options := {method: values for method, values in further.items() if method not in published.METHODS}:
-        tables.append(_options(options))
-    _draw(grouped, folder)
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
-        tables,
-        [
-            Figure(
-                "methods",
-                "Outliers and the loss of W8A8, by model and method",
-                "Bars are ours, diamonds the paper's at its scale. Where there are several seeds, a dot for each. "
-                "Kurtosis and inf norm on logarithmic scales.",
-            )
-        ],
-        verdicts(grouped),
-        conditions(grouped),
+    options = {method: values for method, values in further.items() if method not in published.METHODS}
+    table1_result.draw(runs, folder)
+    return EXPERIMENT.result(
+        table1_result.tables(runs, options),
+        table1_result.FIGURES,
+        table1_result.verdicts(runs),
+        table1_result.conditions(runs),
     )
-
-
-def conditions(grouped: Found) -> Values:
-    said = {"seeds": seeds_said(grouped)}
-    for model in models_of(grouped):
-        runs = [value for (m, _), values in grouped.items() if m == model for value in values]
-        numbers = dict.fromkeys("{data}: batches of {batch}, lr {lr:g}, {precision}".format(**run) for run in runs)
-        steps = f"steps: {steps_said([r['steps'] for r in runs])}"
-        said[published.NAMES[model]] = ", ".join(["; ".join(numbers), steps, *_samples_said(runs)])
-    said["W8A8"] = "weights and activations per tensor, static; three calibration draws for every trained model"
-    return said
-
-
-def _samples_said(runs: list[Values]) -> list[str]:
-    """How many samples the models learnt from; nothing of results kept before this was counted."""
-    counts = sorted({run["train_samples"] for run in runs if "train_samples" in run})
-    where = "" if all("train_samples" in run for run in runs) else " where counted"
-    return [f"of {' and '.join(f'{count:,}' for count in counts)} training samples{where}"] if counts else []
-
-
-def seeds_said(grouped: Found) -> str:
-    """What each has at least, and which have more."""
-    counts = [len(values) for values in grouped.values()]
-    if not counts:
-        return "none"
-    usual = min(counts)
-    more = [f"{published.NAMES[m]} {method} {len(v)}" for (m, method), v in grouped.items() if len(v) > usual]
-    return f"{usual}; {', '.join(more)}" if more else f"{usual}"
-
-
-def _unit(model: str) -> int:
-    """Accuracies are given in per cent."""
-    return 100 if model == "vit" else 1
-
-
-def _full(model: str, values: Values) -> float:
-    """The chief metric in floating point."""
-    return float(values["metrics"][CHIEF[model][0]]) * _unit(model)
-
-
-def _w8a8(model: str, values: Values) -> float:
-    return mean(map(float, values["w8a8"][CHIEF[model][0]])) * _unit(model)
-
-
-def _loss(model: str, full: float, w8a8: float) -> float:
-    """How much worse the metric is in W8A8."""
-    return full - w8a8 if CHIEF[model][2] == "high" else w8a8 - full
-
-
-def _seed_losses(model: str, values: list[Values]) -> list[float]:
-    return [_loss(model, _full(model, v), _w8a8(model, v)) for v in values]
-
-
-def _losses(model: str, values: list[Values]) -> list[float]:
-    """Over seeds; over calibration draws where one seed is all there is."""
-    if len(values) != 1:
-        return _seed_losses(model, values)
-    draws = values[0]["w8a8"][CHIEF[model][0]]
-    return [_loss(model, _full(model, values[0]), float(draw) * _unit(model)) for draw in draws]
-
-
-def _table(model: str, grouped: Found) -> Table:
-    metric, better = CHIEF[model][1:]
-    names = ("avg kurtosis", "max inf norm", f"FP {metric}", f"W8A8 {metric}")
-    rows = []
-    for method in published.METHODS:
-        values, printed = grouped.get((model, method), []), published.TABLE1[model, method]
-        seen = [
-            [float(v["kurtosis"]) for v in values],
-            [float(v["inf_norm"]) for v in values],
-            [_full(model, v) for v in values],
-            [_w8a8(model, v) for v in values],
-        ]
-        ours = [mean_std(numbers) if numbers else None for numbers in seen]
-        ours.append(f"{values[0]['parameters'] / 1e6:.3f}M" if values else None)
-        size = presets.MODELS[model].paper_parameters[method.startswith("gated")]
-        rows.append([method, *ours, *printed, f"{size:g}M"])
-    papers = [f"paper: {name}" for name in names]
-    return Table(
-        published.NAMES[model],
-        ["method", *names, "parameters", *papers, "paper: parameters"],
-        rows,
-        {
-            name: side
-            for pair in (names, papers)
-            for name, side in zip(pair, ("low", "low", better, better), strict=True)
-        },
-    )
-
-
-def _options(further: dict[str, list[Values]]) -> Table:
-    """What ``beyond`` has measured, as Table 1 has it."""
-    columns = ["avg kurtosis", "max inf norm", "FP perplexity", "W8A8 perplexity"]
-    rows = []
-    for method, values in further.items():
-        seen = [
-            [float(v["kurtosis"]) for v in values],
-            [float(v["inf_norm"]) for v in values],
-            [_full("opt", v) for v in values],
-            [mean(map(float, v["rounded"]["W8A8"])) for v in values],
-        ]
-        rows.append([method, *map(mean_std, seen), f"{values[0]['parameters'] / 1e6:.3f}M"])
-    return Table(
-        "OPT with options beyond the paper",
-        ["method", *columns, "parameters"],
-        rows,
-        dict.fromkeys(columns, "low"),
-        note="Trained and measured as OPT above; more of them in the section Beyond the paper.",
-    )
-
-
-def _draw(grouped: Found, folder: Path) -> None:
-    """A row of panels for each model: kurtosis, inf norm, loss of W8A8; a bar for each method."""
-    models = models_of(grouped)
-    figure, _ = drawing.new(10, 2.1 * len(models), columns=3, rows=len(models))
-    titles = ("avg kurtosis", "max inf norm", "W8A8 loss: {}")
-    for i, axis in enumerate(figure.axes):
-        model, column = models[i // 3], i % 3
-        for at, method in enumerate(published.METHODS):
-            values, printed = grouped.get((model, method), []), published.TABLE1[model, method]
-            seen = [[v["kurtosis"] for v in values], [v["inf_norm"] for v in values], _losses(model, values)][column]
-            theirs = (printed.kurtosis, printed.inf_norm, _loss(model, printed.full, printed.w8a8))[column]
-            if seen and all(map(isfinite, seen)):
-                axis.barh(at, mean(seen), color=drawing.colour(method), height=0.62)
-            elif seen:
-                axis.text(0.02, at, "not finite", transform=axis.get_yaxis_transform(), va="center", fontsize=7)
-            if len(values) > 1:
-                axis.plot(seen, [at] * len(seen), "o", color="#BBBBBB", markeredgecolor="#444444", markersize=4)
-            axis.plot(theirs, at, "D", color="white", markeredgecolor="#444444", markersize=5.5)
-        axis.set_yticks(
-            range(len(published.METHODS)), published.METHODS if column == 0 else [""] * len(published.METHODS)
-        )
-        axis.set_ylim(len(published.METHODS) - 0.4, -0.6)
-        axis.tick_params(labelsize=8)
-        axis.set_title(f"{published.NAMES[model]}, {titles[column].format(CHIEF[model][1])}", fontsize=9)
-        if column < 2:
-            axis.set_xlim(1, 1.2 * axis.get_xlim()[1])  # a bar must begin somewhere: the least a kurtosis can be
-            drawing.logarithmic(axis, "x")
-        else:
-            axis.axvline(0, color="#888888", linewidth=0.8)
-    drawing.save(figure, folder, "methods")
-
-
-def _summary(grouped: Found) -> Table:
-    columns = ["model", "kurtosis", "inf norm", "W8A8 loss, vanilla", "W8A8 loss, OutEffHop"]
-    rows = []
-    for model in models_of(grouped):
-        old, new = grouped.get((model, "vanilla"), []), grouped.get((model, "outeffhop"), [])
-        before, after = published.TABLE1[model, "vanilla"], published.TABLE1[model, "outeffhop"]
-        ours = [_percent(_cut(old, new, field)) if old and new else None for field in ("kurtosis", "inf_norm")]
-        losses = [mean_std(_losses(model, values), 3) if values else None for values in (old, new)]
-        printed = [_percent(1 - getattr(after, f) / getattr(before, f)) for f in ("kurtosis", "inf_norm")]
-        rows.append(
-            [
-                published.NAMES[model],
-                *ours,
-                *losses,
-                *printed,
-                *(shown(_loss(model, p.full, p.w8a8), 3) for p in (before, after)),
-            ]
-        )
-    return Table(
-        "OutEffHop against vanilla",
-        [*columns, *(f"paper: {c}" for c in columns[1:])],
-        rows,
-        note="Kurtosis and inf norm: change from vanilla to OutEffHop. W8A8 loss: by how much the model's metric is "
-        "worse in W8A8 than in floating point; ± over seeds, and over calibration draws where one seed is measured.",
-    )
-
-
-def _cut(old: list[Values], new: list[Values], field: str) -> float:
-    return 1 - mean(float(v[field]) for v in new) / mean(float(v[field]) for v in old)
-
-
-def _percent(cut: float) -> str:
-    return f"{-100 * cut:+.1f} %".replace("-", "−")
-
-
-def verdicts(grouped: Found) -> list[Verdict]:
-    """Of the headline, and of W8A8 model by model."""
-    both = [m for m in published.NAMES if (m, "vanilla") in grouped and (m, "outeffhop") in grouped]
-    cuts = {
-        field: [_cut(grouped[m, "vanilla"], grouped[m, "outeffhop"], field) for m in both]
-        for field in ("kurtosis", "inf_norm")
-    }
-    whole = len(both) == len(published.NAMES)
-    found = [
-        cut_verdict(
-            "average kurtosis", cuts["kurtosis"], published.CLAIMED_KURTOSIS_CUT, published.cut("kurtosis"), whole
-        ),
-        cut_verdict(
-            "maximum infinity norm", cuts["inf_norm"], published.CLAIMED_INF_NORM_CUT, published.cut("inf_norm"), whole
-        ),
-    ]
-    for model in models_of(grouped):
-        runs = [grouped.get((model, m), []) for m in ("vanilla", "outeffhop")]
-        alone = all(len(values) == 1 for values in runs)
-        # draws of one model say nothing of what another seed's would be: they are no match for several seeds
-        old, new = ((_losses if alone else _seed_losses)(model, values) for values in runs)
-        verdict = loss_verdict(
-            published.NAMES[model], CHIEF[model][1], old, new, _chance(model, *runs) if alone else 0.0
-        )
-        if alone:
-            verdict = replace(verdict, numbers=f"{verdict.numbers}, over calibration draws of one trained model each")
-        found.append(verdict)
-    return found
-
-
-def _chance(model: str, old: list[Values], new: list[Values]) -> float:
-    """What two counts of right answers differ by for the choice of pictures alone; the draws do not show it."""
-    if CHIEF[model][0] != "accuracy":
-        return 0.0
-    return 100 * sqrt(sum(p * (1 - p) / v["samples"] for v in (*old, *new) for p in [v["metrics"]["accuracy"]]))
-
-
-def cut_verdict(what: str, cuts: list[float], claimed: float, printed: float, whole: bool = True) -> Verdict:
-    """A reduction as large as claimed confirms; a smaller one leaves the claim unseen, an increase contradicts it."""
-    claim = f"OutEffHop reduces the {what} by {100 * claimed:.0f} % on average over four models"
-    if not cuts or not whole:
-        return Verdict(claim, "not measured", f"{len(cuts)} of {len(published.NAMES)} models are measured")
-    got = mean(cuts)
-    each = ", ".join(map(_percent, cuts))
-    if not isfinite(got):
-        return Verdict(claim, "not measured", f"not every number is finite: {each}")
-    numbers = f"{_percent(got)} on average ({each}); the paper's own table gives {_percent(printed)}"
-    return Verdict(claim, "confirmed" if got >= claimed else "not seen" if got > 0 else "contradicted", numbers)
-
-
-def loss_verdict(name: str, metric: str, old: list[float], new: list[float], chance: float = 0.0) -> Verdict:
-    """A difference within what seeds, or calibration draws, make by themselves is none; nor is one within chance."""
-    claim = f"{name}: OutEffHop loses less {metric} in W8A8 than vanilla"
-    if metric != "top-1 accuracy":
-        claim = f"{name}: {metric} rises less in W8A8 with OutEffHop than with vanilla"
-    if not old or not new:
-        return Verdict(claim, "not measured", "")
-    numbers = f"{mean_std(new, 3)} against {mean_std(old, 3)}"
-    gain = surplus(old, new)
-    kind: Any = "confirmed" if gain > chance else "contradicted" if gain < -chance else "not seen"
-    return Verdict(claim, kind, f"{numbers}; {chance:.2g} would be chance" if chance else numbers)
 
 
 EXPERIMENT = Experiment(

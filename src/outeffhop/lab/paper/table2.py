@@ -8,17 +8,21 @@ from pathlib import Path
 from statistics import mean
 
 from outeffhop.lab.paper import drawing, published
-from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict, chosen
-from outeffhop.lab.paper.ranking import mean_std
-from outeffhop.lab.paper.trained_cells import (
-    finished,
-    folders_of,
-    measured,
-    run_config,
-    seeds_measured,
-    steps_of,
-    steps_said,
+from outeffhop.lab.paper.experiment import (
+    Cell,
+    Experiment,
+    Figure,
+    Result,
+    Settings,
+    Table,
+    Values,
+    Verdict,
+    chosen,
+    group_by,
 )
+from outeffhop.lab.paper.ranking import mean_std
+from outeffhop.lab.paper.trained_models import measured
+from outeffhop.lab.paper.training_runs import finished, folders_of, run_config, seeds_measured, steps_of, steps_said
 
 __all__ = ["EXPERIMENT", "top_two", "top_two_verdict"]
 
@@ -83,21 +87,12 @@ def measure(cell: Cell, settings: Settings) -> Values:
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
-    seeds: dict[tuple[str, int, str], list[Values]] = {}
-    runs = []
-    for cell in cells(settings):
-        if cell.key in found:
-            asked, values = cell.values, found[cell.key]
-            seeds.setdefault((asked["data"], asked["out_len"], asked["method"]), []).append(
-                {**values["metrics"], "kurtosis": values["kurtosis"], "inf_norm": values["inf_norm"]}
-            )
-            runs.append(values)
+    runs = list(found.values())
+    numbers = {key: {**v["metrics"], "kurtosis": v["kurtosis"], "inf_norm": v["inf_norm"]} for key, v in found.items()}
+    seeds = group_by(cells(settings), numbers, "data", "out_len", "method")
     means = {key: {f: mean(v[f] for v in values) for f in FIELDS} for key, values in seeds.items()}
     _draw(means, folder)
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         [_table(seeds), _counts(means)],
         [
             Figure(
@@ -159,7 +154,7 @@ def _draw(means: Numbers, folder: Path) -> None:
 
 
 def rank(means: Numbers, data: str, horizon: int, field: str, method: str = "outeffhop") -> int | None:
-    """1 is the best of the four; None where one of them is missing or no number."""
+    """1 is the best of the four; None if one of them is missing or NaN."""
     try:
         numbers = {kind: means[data, horizon, kind][field] for kind in published.FORECASTERS}
     except KeyError:
@@ -168,7 +163,7 @@ def rank(means: Numbers, data: str, horizon: int, field: str, method: str = "out
 
 
 def top_two(means: Numbers) -> tuple[int, int]:
-    """In how many settings, a forecast and an outlier metric each, OutEffHop is first or second; and of how many."""
+    """In how many settings OutEffHop is first or second, and their number. A setting is a forecast and a metric."""
     places = dict.fromkeys((data, horizon) for data, horizon, _ in means)
     ranks = [rank(means, *place, field) for place in places for field in ("kurtosis", "inf_norm")]
     known = [r for r in ranks if r is not None]
@@ -182,7 +177,7 @@ def _counts(means: Numbers) -> Table:
 
 
 def top_two_verdict(good: int, of: int) -> Verdict:
-    """Two of four ranks are the top two: half is what chance would give."""
+    """Chance would give half: two of four ranks are the top two."""
     claimed, settings = published.CLAIMED_TOP_TWO
     claim = f"OutEffHop is first or second by outliers in {claimed} of {settings} settings"
     if not of:

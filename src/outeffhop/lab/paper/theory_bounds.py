@@ -1,6 +1,6 @@
-"""Section 3: the bounds against what is measured; which claims hold as printed and which do not.
+"""Section 3: bounds against measured errors; which claims hold as printed and which do not.
 
-docs/theory.md has the proofs and counterexamples; here are the numbers, on random memories in double precision.
+docs/theory.md has the proofs and counterexamples. The numbers here are from random memories in double precision.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def family(name: str, count: int, rng: torch.Generator) -> Tensor:
 
 
 def near(patterns: Tensor, radius: float, queries: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Queries in the balls about patterns, half of them on the boundary, and which pattern each belongs to."""
+    """Queries in balls around patterns, half of them on the boundary, and the pattern that each belongs to."""
     target = torch.randint(len(patterns), (queries,), generator=rng)
     direction = _unit(torch.randn(queries, patterns.shape[1], generator=rng, dtype=torch.float64))
     distance = torch.rand(queries, 1, generator=rng, dtype=torch.float64).mul(2).clamp(max=1)
@@ -114,7 +114,7 @@ def dynamics(rng: torch.Generator, memories: int, queries: int) -> Values:
 
 
 def corollary(rng: torch.Generator, memories: int, queries: int) -> Values:
-    """Noisy queries of normalized patterns: where OutEffHop is closer, and where the printed condition says so."""
+    """Noisy queries of normalized patterns: when OutEffHop is closer, and when the printed condition says so."""
     rows = []
     for index in range(memories):
         patterns = _unit(_gaussian(10, rng))
@@ -136,7 +136,7 @@ def corollary(rng: torch.Generator, memories: int, queries: int) -> Values:
 
 
 def separation(rng: torch.Generator, memories: int, queries: int) -> Values:
-    """How many memories of 10 meet the condition of storage with the paper's R, at any β tried."""
+    """How many memories of 10 patterns meet the storage condition with the paper's R, at any of the β."""
     met, largest = 0, 64.0
     for _ in range(memories):
         patterns = family("sphere", 10, rng)
@@ -146,7 +146,7 @@ def separation(rng: torch.Generator, memories: int, queries: int) -> Values:
 
 
 def capacity(rng: torch.Generator, memories: int, queries: int) -> Values:
-    """Random memories of as many patterns as the valid bound allows: are they stored by both models?"""
+    """Random memories with as many patterns as the valid bound allows: do both models store them?"""
     found = {}
     for dim, k, beta, failure in SPHERES:
         norm = k * (dim - 1) ** 0.5
@@ -171,7 +171,7 @@ def capacity(rng: torch.Generator, memories: int, queries: int) -> Values:
 
 
 def examples(rng: torch.Generator, memories: int, queries: int) -> Values:
-    """Small cases that decide a claim alone."""
+    """Small cases, each of which decides a claim."""
     pair = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
     rest = {
         method: float(HopfieldMemory(pair, 1.3, method).retrieve(pair[:1], None, tol=1e-12).state)
@@ -180,7 +180,7 @@ def examples(rng: torch.Generator, memories: int, queries: int) -> Values:
     key, value = _gaussian(8, rng).T[:8], _gaussian(8, rng).T[:8]  # [8, 8] each
     memory = torch.randn(32, 8, generator=rng, dtype=torch.float64)
     terms = {}
-    for scale in (1.0, 10.0):  # the same layer: what the memory grows by, the weights shrink by
+    for scale in (1.0, 10.0):  # the same layer: the weights shrink by the factor that the memory grows by
         norms = theory.norm_bounds(key / scale, value / scale, memory * scale)
         for printed in (True, False):
             name = f"{'printed' if printed else 'valid'} {scale:g}"
@@ -201,10 +201,7 @@ TOPICS: dict[str, Callable[[torch.Generator, int, int], Values]] = {
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
     seeds = {topic: [v for key, v in found.items() if key.startswith(f"{topic}-seed")] for topic in TOPICS}
     theory_result.draw(seeds["bounds"], BETAS, folder)
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         theory_result.tables(seeds["bounds"], seeds["capacity"]),
         theory_result.FIGURES,
         theory_result.verdicts(seeds),

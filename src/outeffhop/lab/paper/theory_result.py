@@ -1,4 +1,4 @@
-"""What the numbers of the theory's cells say: tables, a figure, a verdict on each claim."""
+"""The result on the theory: tables, a figure, and a verdict on each claim."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outeffhop.lab.paper.experiment import Figure, Table, Values, Verdict
 __all__ = ["FIGURES", "draw", "tables", "verdicts"]
 
 PANELS = {"antipodal 2": "two opposite patterns", "sphere 10": "ten random unit patterns"}
-SHOWN = (1.0, 8.0)  # β of the table's rows; the verdicts are on all
+SHOWN = (1.0, 8.0)  # β of the table's rows; verdicts use all β
 FIGURES = [
     Figure(
         "bounds",
@@ -140,8 +140,8 @@ def _corollary(found: Sequence[Values]) -> Verdict:
     return Verdict(
         "Corollary: OutEffHop is at least as close where (γ + 1)/2 ≥ cos α",
         "contradicted" if wrong > 0 else "confirmed",
-        f"the condition is met by {printed:.1%} of queries, OutEffHop is as close in {closer:.1%}; met while farther: "
-        f"{wrong:.1%}. The exact condition (γ + 1)‖v‖² ≥ 2⟨v, w⟩ errs in {exact:.1%}.",
+        f"the condition is met by {printed:.1%} of queries, OutEffHop is as close in {closer:.1%}; met although "
+        f"farther: {wrong:.1%}. The exact condition (γ + 1)‖v‖² ≥ 2⟨v, w⟩ errs in {exact:.1%}.",
     )
 
 

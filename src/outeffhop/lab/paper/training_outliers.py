@@ -9,8 +9,9 @@ from typing import Any
 
 from outeffhop.lab.paper import drawing, published, table1
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
-from outeffhop.lab.paper.ranking import mean_std, surplus
-from outeffhop.lab.paper.trained_cells import finished, run_config
+from outeffhop.lab.paper.ranking import judged, mean_std, surplus
+from outeffhop.lab.paper.table1_result import models_of, seeds_said
+from outeffhop.lab.paper.training_runs import finished, run_config
 from outeffhop.lab.training import RunFolder
 from outeffhop.outliers.outlier_report import place_of
 
@@ -21,7 +22,7 @@ Curves = dict[tuple[str, str], list[Values]]  # (model, method) → a curve of e
 
 
 def measure(cell: Cell, settings: Settings) -> Values:
-    """Of a run of Table 1, which is found where it is."""
+    """From the metrics of a run of Table 1."""
     config = run_config(settings, cell.values["model"], cell.values["method"], cell.values["seed"])
     return curve_of(finished(config, settings))
 
@@ -39,14 +40,14 @@ def curve_of(folder: RunFolder) -> Values:
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
     curves = table1.by_method(found, settings)
-    models = table1.models_of(curves)
+    models = models_of(curves)
     _draw_methods(curves, models, folder)
     figures = [
         Figure(
             "methods",
             "Maximum infinity norm over training (Figure 2)",
-            "Largest of all tensors the paper looks at. Left to right: plain, clipped, gated, as far as measured; with "
-            "softmax and with softmax1. A line for each seed.",
+            "The largest norm of the tensors the paper looks at. Left to right: plain, clipped and gated, as far as "
+            "measured, with softmax and with softmax1. One line per seed.",
         )
     ]
     for name, title, caption, draw in (
@@ -54,21 +55,18 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         (
             "components",
             "Within one layer (Figure 4)",
-            "The five largest tensors of the last layer but one.",
+            "The five largest tensors of the second-to-last layer.",
             _draw_components,
         ),
     ):
         draw(curves, models, folder, name)
         figures.append(Figure(name, title, f"{caption} Solid: vanilla; dashed: OutEffHop; of the first seed."))
-    return Result(
-        EXPERIMENT.name,
-        EXPERIMENT.of,
-        EXPERIMENT.about,
+    return EXPERIMENT.result(
         [_table(curves, models)],
         figures,
         [growth_verdict(published.NAMES[m], curves, m) for m in models],
         {
-            "seeds": table1.seeds_said(curves),
+            "seeds": seeds_said(curves),
             "steps": ", ".join(f"{published.NAMES[m]} {_last_step(curves, m)}" for m in models),
         },
     )
@@ -91,16 +89,15 @@ def _table(curves: Curves, models: list[str]) -> Table:
 def growth_verdict(name: str, curves: Curves, model: str) -> Verdict:
     """Over the second half of training, when outliers have had time to grow.
 
-    What is within 5 % is no difference, nor what is within the difference that seeds make.
+    Differences within 5 %, or within two standard errors over seeds, do not count.
     """
     claim = f"{name}: OutEffHop keeps the maximum infinity norm below vanilla's during training"
     old, new = ([_late(curve) for curve in curves.get((model, method), [])] for method in PAIRS[0])
     if not old or not new:
         return Verdict(claim, "not measured", "")
     gain = surplus(old, new) / mean(old)
-    kind: Any = "confirmed" if gain > 0.05 else "contradicted" if gain < -0.05 else "not seen"
     numbers = f"{mean_std(new, 3)} against {mean_std(old, 3)}, averaged over the second half of training"
-    return Verdict(claim, kind, numbers)
+    return Verdict(claim, judged(gain, 0.05), numbers)
 
 
 def _late(curve: Values) -> float:
@@ -151,7 +148,7 @@ def _draw_components(curves: Curves, models: list[str], folder: Path, name: str)
         largest = sorted(
             (t for t in _tensors(curves, model) if place_of(t)[1] == chosen),
             key=lambda t: -curves[model, _first(curves, model)][0]["tensors"][t][-1],
-        )[:5]  # more curves than these cannot be told apart
+        )[:5]  # more curves could not be told apart
         return lambda tensor: (place_of(tensor)[2] or "the layer's output") if tensor in largest else None
 
     _draw_groups(curves, models, folder, name, group)

@@ -1,4 +1,4 @@
-"""The report of all experiments: our numbers beside the paper's, figures, and what became of each claim."""
+"""The page of all experiments: our numbers next to the paper's, figures, and a verdict on each claim."""
 
 from __future__ import annotations
 
@@ -13,34 +13,38 @@ from typing import Any
 from outeffhop._io import write_whole
 from outeffhop.lab.paper.experiment import Figure, Result, Table, Verdict
 from outeffhop.lab.paper.ranking import ranks
-from outeffhop.lab.paper.registry import NAMES
+from outeffhop.lab.paper.registry import NAMES, find
+from outeffhop.lab.paper.result_file import read_all
+from outeffhop.lab.paper.running import redraw
 from outeffhop.lab.report.html import Section, page
 
 __all__ = ["experiments_page", "text_of", "write_report"]
 
 _FILE = "report.html"
-_TITLE = "The paper's tables and figures, measured anew"
+_TITLE = "The paper's tables and figures, measured again"
 _CLASSES = {1: "best", 2: "second"}
 _VERDICTS = ("confirmed", "not seen", "contradicted", "not measured")
 
 
 def write_report(out: Path, title: str = _TITLE) -> Path:
-    """One HTML file, ``out/report.html``, of every ``out/*/result.json``; it needs no other file and no network.
+    """Writes one HTML file, ``out/report.html``, with every result in ``out/*.json``.
 
-    Runs of ``outeffhop train`` that lie beside the experiments are passed over.
+    The page needs no other file and no network. Figures that are missing are drawn again.
     """
-    found = {}
-    for path in sorted(out.glob("*/result.json")):
-        if not (path.parent / "config.yaml").is_file():  # or it is how a training run ended
-            found[path.parent] = Result.load(path)
-    if not found:
+    results = {path: kept.result for path, kept in read_all(out).items() if kept.result is not None}
+    if not results:
         raise ValueError(f"out={str(out)!r} has no result yet: outeffhop reproduce writes them")
-    write_whole(out / _FILE, experiments_page(found, title))
+    folders = {path: out / path.stem for path in results}
+    for path, result in results.items():
+        drawn = all((folders[path] / f"{figure.name}.png").exists() for figure in result.figures)
+        if path.stem in NAMES and not drawn:
+            redraw(find(path.stem), path, folders[path])
+    write_whole(out / _FILE, experiments_page({folders[path]: result for path, result in results.items()}, title))
     return out / _FILE
 
 
 def experiments_page(results: dict[Path, Result], title: str = _TITLE) -> str:
-    """The page of results, each with the folder its figures lie in; in the paper's order."""
+    """The page of results in the paper's order; ``results`` maps the folder with the figures to the result."""
     order = {name: i for i, name in enumerate(NAMES)}
     chosen = sorted(results.items(), key=lambda item: (order.get(item[1].name, len(order)), item[1].name))
     sections = [Section(r.of, _body(r, folder), r.about, f"of-{r.name}") for folder, r in chosen]
@@ -48,7 +52,7 @@ def experiments_page(results: dict[Path, Result], title: str = _TITLE) -> str:
 
 
 def _summary(results: Sequence[Result]) -> str:
-    """How many claims fared how, and each of them with a link to its numbers."""
+    """The number of claims per verdict, and every claim with a link to its numbers."""
     counts = Counter(str(v.verdict) for r in results for v in r.verdicts)
     boxes = "".join(f"<div><dt>{word}</dt><dd>{counts[word]}</dd></div>" for word in _VERDICTS if counts[word])
     links = "\n".join(
@@ -56,8 +60,8 @@ def _summary(results: Sequence[Result]) -> str:
         for r in results
     )
     return (
-        "<p>Every claim is judged by numbers measured at the scale stated in its section. Best numbers are bold, "
-        "second best underlined; the paper's own stand beside ours.</p>\n"
+        "<p>Every claim is judged by numbers measured at the scale stated in its section. The best numbers are bold, "
+        "the second best underlined; the paper's own numbers are next to ours.</p>\n"
         f'<dl class="facts">{boxes}</dl>\n<nav>{links}</nav>'
     )
 
@@ -86,7 +90,7 @@ def _body(result: Result, folder: Path) -> str:
 
 
 def _figure(figure: Figure, folder: Path) -> str:
-    """A PNG within the page: letters and colours are the same in every browser, on a ground of its own."""
+    """A PNG inside the page, which looks the same in every browser."""
     try:
         data = base64.b64encode((folder / f"{figure.name}.png").read_bytes()).decode()
     except OSError:
@@ -118,7 +122,7 @@ def _table(table: Table) -> str:
 
 
 def _kinds(column: str, entries: list[Any]) -> list[str]:
-    """Classes of a whole column: words stand to the left, numbers to the right, the paper's in a softer colour."""
+    """Classes of a column: words are aligned left and numbers right; the paper's numbers have a softer colour."""
     texts = [entry for entry in entries if entry is not None]
     words = bool(texts) and all(isinstance(text, str) and text[:1].isalpha() for text in texts)
     return ["paper"] * column.startswith("paper: ") + ["text"] * (words and not column.startswith("paper: "))
@@ -129,7 +133,7 @@ def _classes(names: list[str]) -> str:
 
 
 def text_of(entry: Any) -> str:
-    """Four digits are what is looked at, all those before the point up to a million; what is missing stays empty."""
+    """An entry as text: four significant digits, no exponent below a million, nothing for None."""
     if entry is None:
         return ""
     if isinstance(entry, float) and math.isfinite(entry):

@@ -1,4 +1,4 @@
-"""A page of its own: one HTML file with its style and figures inside, light and dark, for a desk and for a phone."""
+"""Self-contained HTML pages, with style and figures inside, for light and dark mode, desktops and phones."""
 
 from __future__ import annotations
 
@@ -33,10 +33,19 @@ table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabu
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; }
 th:first-child, td:first-child { text-align: left; }
-svg { display: block; font: 11px system-ui, sans-serif; }
-svg .name { fill: var(--text); }
-svg .tick { fill: var(--soft); }
-svg .none { fill: var(--none); }
+table.heat { width: auto; border-collapse: separate; border-spacing: 2px; font-size: .75rem; }
+table.heat th, table.heat td { border: 0; text-align: center; }
+table.heat td { border-radius: .2rem; min-width: 3.1rem; padding: .2rem .3rem; print-color-adjust: exact; }
+table.heat th { font-weight: 400; padding: .2rem .4rem .2rem 0; }
+table.heat th:first-child { position: sticky; left: 0; background: var(--ground); text-align: right; min-width: 8rem;
+  max-width: min(24rem, 45vw); white-space: normal; overflow-wrap: anywhere; line-height: 1.2; }
+table.heat tr + tr th { color: var(--text); }
+table.heat .none { background: var(--none); }
+table.heat .broken { background: #d1242f; color: #fff; }
+@media (max-width: 40rem) {
+  th:first-child, td:first-child { position: sticky; left: 0; background: var(--ground); white-space: normal;
+    overflow-wrap: anywhere; min-width: 8rem; max-width: 45vw; line-height: 1.25; }
+}
 a { color: var(--link); }
 h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
 td.best { font-weight: 700; }
@@ -73,9 +82,9 @@ figcaption { color: var(--soft); font-size: .85rem; margin-top: .3rem; max-width
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: a title and a remark as plain text, and a body that is HTML already.
+    """A part of a page: title and remark are plain text, the body is HTML.
 
-    ``name`` is what a link within the page leads to.
+    ``name`` is the target of links within the page.
     """
 
     title: str
@@ -90,7 +99,7 @@ class Section:
 
 
 def page(title: str, sections: Iterable[Section], head: str = "") -> str:
-    """A whole page; ``head`` is HTML that stands below the title."""
+    """A whole page; ``head`` is HTML below the title."""
     body = "\n".join(map(str, sections))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -101,7 +110,7 @@ def page(title: str, sections: Iterable[Section], head: str = "") -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Plain text in a table that scrolls by itself where the page is narrow."""
+    """Plain text in a table that scrolls sideways on a narrow page."""
     head = "".join(f"<th>{escape(c)}</th>" for c in columns)
     body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'

@@ -1,4 +1,4 @@
-"""A result as Markdown, for pages that people read beside the code."""
+"""A result as Markdown, for the documentation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def markdown_of(result: Result, pictures: str) -> str:
     """A section of a page: claims, figures and tables.
 
     Args:
-        pictures: the folder its figures lie in, as ``NAME.png``, seen from the page.
+        pictures: the folder with its figures, ``NAME.png``, relative to the page.
     """
     said = "; ".join(f"{_plain(k)}: {_plain(v)}" for k, v in result.conditions.items())
     command = f"`outeffhop reproduce {result.name}`; " if result.name in NAMES else ""
@@ -58,7 +58,7 @@ def _table(table: Table) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Text that means nothing to Markdown or HTML."""
+    """Text with the characters escaped that Markdown or HTML would interpret."""
     escaped = str(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     for sign in "\\`*_|[]":
         escaped = escaped.replace(sign, f"\\{sign}")

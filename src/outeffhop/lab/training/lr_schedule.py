@@ -29,7 +29,7 @@ def make_optimizer(model: nn.Module, train: TrainConfig, decay_norms: bool) -> O
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
-        ours = ".outeffhop." in name or ".gate." in name or ".association." in name
+        ours = ".outeffhop." in name or ".state." in name or ".association." in name
         free = name.endswith("bias") or ours or (name in norms and not decay_norms)
         (plain if free else decayed).append(p)
     groups: list[dict[str, Any]] = [

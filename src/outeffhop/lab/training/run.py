@@ -24,7 +24,8 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.utils import logging
 
 from outeffhop import __version__
-from outeffhop._io import read_as, read_json, write_whole
+from outeffhop._dataclass_io import JsonReport
+from outeffhop._io import read_json, write_whole
 from outeffhop.lab.data import Prepared, prepare
 from outeffhop.lab.training.callbacks import Interrupt, Journal, Patience
 from outeffhop.lab.training.card import CARD, model_card
@@ -48,7 +49,7 @@ _PACKAGES = ("torch", "transformers", "accelerate", "numpy")
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(JsonReport):
     """How a run ended; ``result.json``.
 
     Attributes:
@@ -63,10 +64,6 @@ class Result:
     max_inf_norm: float
     avg_kurtosis: float
     stopped_early: bool
-
-    @classmethod
-    def load(cls, path: Path) -> Result:
-        return read_as(cls, path, "result of a run")
 
 
 def train(config: RunConfig, *, resume: bool = False, quiet: bool = False) -> Result:

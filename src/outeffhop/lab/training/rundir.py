@@ -1,17 +1,15 @@
-"""A run's folder: what it holds, who may write to it, and which of its checkpoints are whole.
+"""The folder of a run: its files, its lock, and which of its checkpoints are whole.
 
     config.yaml  env.json  metrics.jsonl  checkpoints/checkpoint-N/  model/  outliers.json  result.json
 
-A checkpoint is written beside its place and renamed into it when every byte is on disk, with a manifest of
-sizes and hashes: a folder called checkpoint-N is whole, or was damaged later and is passed over.
+A checkpoint is written to a temporary folder and renamed when every byte is on disk, with a manifest of sizes and
+checksums. So a folder called checkpoint-N is whole, or was damaged later and is skipped.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -22,24 +20,30 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from outeffhop._io import parse_json, read_json, to_plain, write_whole
+from outeffhop._io import (
+    check_manifest,
+    parse_json,
+    publish,
+    to_plain,
+    write_json,
+    write_manifest,
+    write_whole,
+)
 from outeffhop._naming import check_utf8
 from outeffhop.lab.training.config import RunConfig, from_yaml, to_yaml
 
 __all__ = ["RunFolder"]
 
-_MANIFEST = "manifest.json"
-
 
 class RunFolder:
-    """The files of one run.
+    """The files of a run.
 
     Args:
-        path: the folder; it need not exist yet.
+        path: the folder; it does not have to exist.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(expanduser(path))  # a shell leaves --out=~/a as it is, and YAML has no home
+        self.path = Path(expanduser(path))  # neither a shell (in --out=~/a) nor YAML expands ~
         self.config_file = self.path / "config.yaml"
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
@@ -54,38 +58,38 @@ class RunFolder:
         return (self.path / "result.json").is_file()
 
     def check_new(self) -> None:
-        """A second run never overwrites a first, nor goes among files of another kind."""
+        """Raises a ValueError if the folder contains a run or other files."""
         check_utf8("out", self.path)
         if self.exists:
             raise ValueError(
-                f"out={str(self.path)!r} holds a run already: choose another folder, or go on with that one "
-                f"(outeffhop resume {self.path})"
+                f"out={str(self.path)!r} already contains a run: choose another folder, or continue that run with "
+                f"outeffhop resume {self.path}"
             )
         if self.path.is_file():
-            raise ValueError(f"out={str(self.path)!r} is a file: the name of a folder is needed")
+            raise ValueError(f"out={str(self.path)!r} is a file: give a folder")
         if self.path.is_dir() and any(p.name != "run.lock" for p in self.path.iterdir()):
-            raise ValueError(f"out={str(self.path)!r} is a folder with other files in it: choose a new or an empty one")
+            raise ValueError(f"out={str(self.path)!r} contains other files: choose a new or an empty folder")
 
     def create(self, config: RunConfig) -> None:
-        """Makes the folder with its config."""
+        """Creates the folder with its config."""
         self.check_new()
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(f"out={str(self.path)!r} cannot be made: {error.strerror}") from None
+            raise ValueError(f"out={str(self.path)!r} cannot be created: {error.strerror}") from None
         write_whole(self.config_file, to_yaml(config))
 
     def config(self) -> RunConfig:
         if not self.exists:
-            raise ValueError(f"{str(self.path)!r} is no run: it has no config.yaml")
+            raise ValueError(f"{str(self.path)!r} is not a run: it has no config.yaml")
         return from_yaml(self.config_file)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Within it, no other process may train in this folder. The lock goes with the process, however it ends."""
+        """Keeps other processes from training in this folder. The lock ends with the process, however it ends."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = open(self.path / "run.lock", "w")  # noqa: SIM115, the with below closes it
+            handle = open(self.path / "run.lock", "w")  # noqa: SIM115, closed by the with below
         except OSError as error:
             raise ValueError(f"out={str(self.path)!r} cannot be written to: {error.strerror}") from None
         with handle:
@@ -100,46 +104,37 @@ class RunFolder:
     # checkpoints
 
     def whole_checkpoints(self) -> list[Path]:
-        """The checkpoints that can be gone on from, newest first; a damaged one is passed over with a warning."""
-        found = []
-        for path in self._by_step():
-            why = _damage(path)
-            if why is None:
-                found.append(path)
-            else:
-                warnings.warn(f"{path} is passed over: {why}", stacklevel=2)
-        return found
+        """The checkpoints that a run can continue from, newest first; damaged ones are skipped with a warning."""
+        return list(self._whole())
 
     def last_checkpoint(self) -> Path | None:
-        """The newest whole checkpoint."""
+        """The newest checkpoint that is whole; None if there is none."""
+        return next(self._whole(), None)
+
+    def _whole(self) -> Iterator[Path]:
         for path in self._by_step():
-            why = _damage(path)
-            if why is None:
-                return path
-            warnings.warn(f"{path} is passed over: {why}", stacklevel=2)
-        return None
+            try:
+                check_manifest(path)
+            except ValueError as error:
+                warnings.warn(f"{path} is skipped: {error}", stacklevel=3)
+            else:
+                yield path
 
     def side_folder(self, step: int) -> Path:
-        """Where a checkpoint is written before it is one."""
+        """Creates the temporary folder that a checkpoint is written to."""
         side = self.checkpoints / f".partial-{step}"
         shutil.rmtree(side, ignore_errors=True)
         side.mkdir(parents=True)
         return side
 
     def accept(self, side: Path, step: int, keep: int) -> Path:
-        """Makes a side folder the checkpoint of a step, and lets the oldest ones go."""
-        manifest = {str(p.relative_to(side)): _entry(p) for p in sorted(side.rglob("*")) if p.is_file()}
-        (side / _MANIFEST).write_text(json.dumps(manifest, indent=1))
-        for p in side.rglob("*"):
-            if p.is_file():
-                _sync(p)
-        _sync(side)
+        """Turns a temporary folder into the checkpoint of a step, and removes all but the newest ``keep``."""
+        write_manifest(side)
         place = self.checkpoints / f"checkpoint-{step}"
         if place.exists():  # from before a resume: the same step again
             shutil.rmtree(place)
-        os.replace(side, place)
-        _sync(self.checkpoints)
-        # later ones were damaged, or the run would have gone on from them: they must not push whole ones out
+        publish(side, place)
+        # later ones are damaged, or the run would have continued from them: they must not replace whole ones
         later = [p for p in self._by_step() if _step(p) > step]
         for old in [*later, *self._by_step()[len(later) :][keep:]]:
             shutil.rmtree(old, ignore_errors=True)
@@ -147,10 +142,10 @@ class RunFolder:
 
     @contextmanager
     def writing(self, what: str) -> Iterator[None]:
-        """Within it, a full disk ends with a message that says so, and with nothing half written left behind."""
+        """Adds ``what`` could not be written to an error, such as a full disk, and removes what is unfinished."""
         try:
             yield
-        except (OSError, SafetensorError) as error:  # safetensors has an error of its own for what the system says
+        except (OSError, SafetensorError) as error:  # safetensors has its own class for errors of the system
             last = self.last_checkpoint()
             whole = f"the last checkpoint, {last}, is whole" if last else "there is no checkpoint yet"
             self.clean()
@@ -158,7 +153,7 @@ class RunFolder:
             raise OSError(f"{what} could not be written ({why}); {whole}") from error
 
     def clean(self) -> None:
-        """Removes what a killed process left half written."""
+        """Removes what a killed process left unfinished."""
         for partial in [*self.checkpoints.glob(".partial-*"), *self.path.glob(".*tmp*")]:
             shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
 
@@ -169,11 +164,11 @@ class RunFolder:
     # metrics
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; a last line cut short by a kill is left out."""
+        """The lines of metrics.jsonl; a last line that was cut short is left out."""
         return self._metrics() if self.metrics_file.is_file() else []
 
     def _metrics(self, count: int | None = None) -> list[dict[str, Any]]:
-        *lines, last = self.metrics_file.read_bytes().split(b"\n")  # after the last line end: nothing, or a part
+        *lines, last = self.metrics_file.read_bytes().split(b"\n")  # last: empty, or part of a line
         found = []
         for number, line in enumerate(lines[:count], 1):
             try:
@@ -190,53 +185,20 @@ class RunFolder:
             file.write(json.dumps(to_plain(line)) + "\n")
 
     def forget_after(self, count: int) -> None:
-        """Keeps so many lines of metrics: what was written after a checkpoint will be written again."""
+        """Keeps the first ``count`` lines of metrics: a run that continues writes the others again."""
         lines = self._metrics(count) if self.metrics_file.is_file() else []
         write_whole(self.metrics_file, "".join(json.dumps(line) + "\n" for line in lines))
 
     def write_json(self, name: str, value: Any) -> None:
-        write_whole(self.path / name, json.dumps(to_plain(value), indent=1) + "\n")
+        write_json(self.path / name, value)
 
 
 def _metrics_line(line: bytes) -> dict[str, Any]:
     found = parse_json(line.decode())
     if not isinstance(found, dict) or not isinstance(found.get("step", 0), int):
-        raise ValueError("no line of metrics with a step")
+        raise ValueError("not a line of metrics")
     return found
 
 
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.split("-")[1])
-
-
-def _damage(checkpoint: Path) -> str | None:
-    try:
-        manifest = read_json(checkpoint / _MANIFEST)
-        for name, entry in manifest.items():
-            file = checkpoint / name
-            if not file.is_file():
-                return f"{name} is missing"
-            if file.stat().st_size != entry["size"]:
-                return f"{name} has {file.stat().st_size} bytes, not {entry['size']}"
-            if _hash(file) != entry["sha256"]:
-                return f"{name} has other contents than were written"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return f"its {_MANIFEST} cannot be read"
-    return None
-
-
-def _entry(path: Path) -> dict[str, Any]:
-    return {"size": path.stat().st_size, "sha256": _hash(path)}
-
-
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -18,7 +18,7 @@ class SthmBlock(nn.Module):
     """The sparse tandem Hopfield block: each series over its segments, then each segment over the series.
 
     Over series, ``factor`` learned patterns first pool the D series into a memory, from which every series
-    then retrieves: D · factor associations in place of D².
+    then retrieves. This takes D · factor associations instead of D².
     """
 
     def __init__(self, config: StanhopConfig) -> None:
@@ -58,7 +58,7 @@ class SthmBlock(nn.Module):
 
 
 class SegmentMerging(nn.Module):
-    """``win_size`` adjacent segments become one; where the last are too few, the last one is repeated."""
+    """Merges ``win_size`` adjacent segments into one; the last segment is repeated to fill up the last group."""
 
     def __init__(self, d_model: int, win_size: int) -> None:
         super().__init__()
@@ -70,13 +70,13 @@ class SegmentMerging(nn.Module):
         """[B, D, N, d] → [B, D, ⌈N / win_size⌉, d]."""
         missing = -x.shape[2] % self.win_size
         if missing:
-            # not zeros: the LayerNorm below would see a segment that no data makes
+            # not zeros, which the LayerNorm below would never see in data
             x = torch.cat([x, x[:, :, -1:].expand(-1, -1, missing, -1)], 2)
         return self.linear(self.norm(x.unflatten(2, (-1, self.win_size)).flatten(3)))
 
 
 class EncoderBlock(nn.Module):
-    """Segment merging where ``win_size`` > 1, then an STHM block."""
+    """Segment merging if ``win_size`` > 1, then an STHM block."""
 
     def __init__(self, config: StanhopConfig, win_size: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class DecoderLayer(nn.Module):
         self.sthm = SthmBlock(config)
         self.cross = _hopfield(config)
         self.norm_cross = nn.LayerNorm(d)
-        self.mlp = _mlp(d, d)  # as wide inside as outside: d_ff here would make 36.8M parameters, not the paper's 35.1M
+        self.mlp = _mlp(d, d)  # hidden width d: with d_ff the model would have 36.8M parameters, not the paper's 35.1M
         self.norm_mlp = nn.LayerNorm(d)
         self.head = nn.Linear(d, config.seg_len)
         self.dropout = nn.Dropout(config.dropout)
@@ -113,7 +113,7 @@ class DecoderLayer(nn.Module):
 
 
 def _hopfield(config: StanhopConfig) -> OutEffHop:
-    # connected: values are made of keys, the paper's V = K W_V
+    # connected: the paper's V = K W_V
     return OutEffHop(
         config.d_model,
         config.num_heads,

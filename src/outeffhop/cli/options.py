@@ -1,0 +1,337 @@
+"""The options of every command, each declared once: its flag, its default and its line of help.
+
+Help is built from these classes alone, so this module imports nothing heavy. A command receives its options as one
+value and hands on what it needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import fill
+from typing import Annotated, Literal, TypeVar
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from outeffhop.lab.training.config import DataConfig, RunConfig, TrainConfig, from_yaml
+
+__all__ = [
+    "Data",
+    "Doctor",
+    "Evaluate",
+    "Methods",
+    "Outliers",
+    "Presets",
+    "Quantize",
+    "Reproduce",
+    "Resume",
+    "Runs",
+    "Train",
+    "parse",
+    "parse_train",
+]
+
+Options = TypeVar("Options")
+
+_Folder = Annotated[str, Positional, arg(metavar="FOLDER")]
+# What may be left out shows what to write, not that its default is None.
+_Spec = Annotated[str | None, arg(metavar="SPEC", help_behavior_hint="")]
+_Text = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
+_Path = Annotated[str | None, arg(metavar="FOLDER", help_behavior_hint="")]
+_Flag = Annotated[bool, arg(help_behavior_hint="")]
+_Count = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
+_Out = Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a model.
+
+    Example: outeffhop train --model opt --method outeffhop --data builtin:text --out runs/a
+
+    Attributes:
+        run: the run.
+        config: a YAML file with any of the fields below; flags override it.
+        resume: auto continues the run in --out, if there is one.
+        dry_run: print the resolved config and what it will cost; train nothing.
+        json: print JSON instead of tables.
+    """
+
+    run: Annotated[RunConfig, arg(name="")] = field(default_factory=RunConfig)
+    config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    resume: Literal["never", "auto"] = "never"
+    dry_run: _Flag = False
+    json: _Flag = False
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Show what is installed, and which attention backends work on this machine.
+
+    Example: outeffhop doctor --json
+
+    Attributes:
+        json: print JSON instead of tables.
+    """
+
+    json: _Flag = False
+
+
+@dataclass(frozen=True)
+class Methods:
+    """List the attention methods and their parameters.
+
+    Example: outeffhop methods 'outeffhop(n=4)'
+
+    Attributes:
+        name: show this method in full; all methods by default.
+        json: print JSON instead of a table.
+    """
+
+    name: Annotated[str | None, Positional, arg(metavar="[METHOD]", help_behavior_hint="")] = None
+    json: _Flag = False
+
+
+@dataclass(frozen=True)
+class Presets:
+    """List the models and sizes, with the paper's parameter counts beside ours.
+
+    Example: outeffhop presets
+
+    Attributes:
+        json: print JSON instead of tables.
+    """
+
+    json: _Flag = False
+
+
+@dataclass(frozen=True)
+class Data:
+    """List the available data, or show what a spec gives.
+
+    Example: outeffhop data builtin:text
+
+    Attributes:
+        spec: builtin:text, builtin:images, builtin:series, a path, or hub:NAME[/CONFIG]; by default, list them all.
+        task: mlm, clm, classification or forecasting: refuse data that cannot serve it.
+        json: print JSON instead of tables.
+    """
+
+    spec: Annotated[str | None, Positional, arg(metavar="[SPEC]", help_behavior_hint="")] = None
+    task: _Text = None
+    json: _Flag = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint, and the data it is measured on.
+
+    Attributes:
+        checkpoint: folder of a run or of a saved model.
+        data: as for `outeffhop data`; by default the data of the run.
+        batch_size: samples per batch.
+        batches: measure on at most this many batches; all by default.
+        length: text: tokens per sample; by default as in the run, or 128.
+        tokenizer: folder of the tokenizer, if the checkpoint has none.
+        device: cuda if available, otherwise cpu.
+        out: folder for the result files.
+        trust_remote_code: run Python files that come with the checkpoint.
+        json: print JSON instead of tables.
+    """
+
+    checkpoint: _Folder
+    data: _Spec = None
+    batch_size: Annotated[int, arg(metavar="N")] = 32
+    batches: _Count = None
+    length: _Count = None
+    tokenizer: _Path = None
+    device: _Text = None
+    out: _Out = None
+    trust_remote_code: _Flag = False
+    json: _Flag = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Checkpoint):
+    """Compute the metric of a checkpoint on data.
+
+    Example: outeffhop evaluate RUN --split test
+
+    Attributes:
+        split: the part of the data to use.
+        out: folder for evaluation.json.
+    """
+
+    split: Literal["train", "validation", "test"] = "validation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outliers(Checkpoint):
+    """Find the outliers of a checkpoint.
+
+    Example: outeffhop outliers RUN --out DIR
+
+    Attributes:
+        out: folder for outliers.json and outliers.html.
+        tensors: the tensors the paper measures, or the output of every module.
+        batches: measure on at most this many batches.
+    """
+
+    out: Path
+    tensors: Literal["paper", "all"] = "paper"
+    batches: int = 16
+    batch_size: Annotated[int, arg(metavar="N")] = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantize(Checkpoint):
+    """Measure what quantization costs a checkpoint.
+
+    Example: outeffhop quantize RUN --out RUN
+
+    Attributes:
+        bits: of weights and activations, 2 to 16, such as W4A8.
+        scheme: everything the paper quantizes, Linear layers only, or a rival.
+        range: of activations; default: running (smoothquant: minmax).
+        calibration_batches: batches of training data for each seed.
+        seeds: number of calibration draws; mean ± std.
+        out: folder for quantization.json.
+        fold_layernorm: fold the scale of LayerNorms into the next layers first.
+        int8: also export to OUT/int8 and run it (needs outeffhop[int8]).
+    """
+
+    bits: str = "W8A8"
+    scheme: Literal["paper", "linear", "per-token", "smoothquant"] = "paper"
+    range: Annotated[
+        Literal["running", "minmax", "percentile", "mse"] | None,
+        arg(metavar="running|minmax|percentile|mse", help_behavior_hint=""),
+    ] = None
+    calibration_batches: int = 16
+    seeds: int = 3
+    fold_layernorm: _Flag = False
+    int8: _Flag = False
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Continue an interrupted run.
+
+    Example: outeffhop resume runs/a
+
+    Attributes:
+        run: folder of the run.
+        json: print JSON instead of tables.
+    """
+
+    run: _Folder
+    json: _Flag = False
+
+
+@dataclass(frozen=True)
+class Runs:
+    """List the runs in a folder, with their metrics.
+
+    Example: outeffhop runs runs
+
+    Attributes:
+        folder: where to look.
+        json: print JSON instead of a table.
+    """
+
+    folder: Annotated[str, Positional, arg(metavar="[FOLDER]")] = "runs"
+    json: _Flag = False
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Reproduce a table or figure of the paper.
+
+    Example: outeffhop reproduce energy --out results
+
+    Attributes:
+        name: an experiment, or all; by default, list the experiments.
+        scale: tiny takes two CPU cores, small one GPU, paper what the paper used.
+        seeds: number of seeds; the memory experiments have ten, except at tiny scale.
+        out: folder for results, figures and report.html; cells measured there earlier are kept.
+        data: folder with the public data sets (prose/, cifar10/, mnist/, ett/, wth/, mil/); not needed at tiny scale.
+        workers: cells measured at the same time.
+        device: cuda if available, otherwise cpu.
+        quick: cut down to seconds, to see that it runs; the numbers mean nothing.
+        only: measure only these cells, such as --only 'opt-*' 'bert-vanilla-0', combined with cells measured earlier.
+        json: print JSON instead of tables.
+    """
+
+    name: Annotated[str | None, Positional, arg(metavar="[NAME|all]", help_behavior_hint="")] = None
+    scale: Literal["tiny", "small", "paper"] = "tiny"
+    seeds: int = 3
+    out: Path = Path("results")
+    data: _Out = None
+    workers: int = 1
+    device: _Text = None
+    quick: _Flag = False
+    only: tuple[str, ...] = ()
+    json: _Flag = False
+
+
+def parse(kind: type[Options], command: str, words: Sequence[str], default: Options | None = None) -> Options:
+    """The options that the words of a command line give. Prints help, or what is wrong, and exits where asked to."""
+    given = {} if default is None else {"default": default}
+    return tyro.cli(kind, prog=f"outeffhop {command}", args=words, config=(FlagCreatePairsOff,), **given)  # type: ignore[call-overload, no-any-return]
+
+
+def parse_train(words: Sequence[str]) -> Train:
+    """The options of ``train``, whose defaults are those of the file given by ``--config``."""
+    if {"-h", "--help"} & set(words):
+        print(_train_help())
+        sys.exit(0)
+    config = _config_in(words)
+    default = RunConfig() if config is None else from_yaml(config)
+    # tyro would make one flag for each name of a mapping that is not empty, and accept no others
+    start = Train(run=dataclasses.replace(default, changes={}))
+    chosen = parse(Train, "train", ["--help" if word == "--help-all" else word for word in words], start)
+    changes = {**default.changes, **chosen.run.changes}
+    return dataclasses.replace(chosen, run=dataclasses.replace(chosen.run, changes=changes))
+
+
+def _config_in(words: Sequence[str]) -> str | None:
+    found = None
+    for at, word in enumerate(words):
+        if word == "--config" and at + 1 < len(words):
+            found = words[at + 1]
+        if word.startswith("--config="):
+            found = word.removeprefix("--config=")
+    return found
+
+
+def _train_help() -> str:
+    """One screen: what every run needs, and the names of the rest."""
+
+    def names(kind: type[TrainConfig] | type[DataConfig]) -> str:
+        found = ", ".join(f.name.replace("_", "-") for f in dataclasses.fields(kind))
+        return fill(found, 90, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+
+    return f"""\
+usage: outeffhop train --data SPEC --out FOLDER [options]
+
+Example: outeffhop train --model opt --method outeffhop --data builtin:text --out runs/a
+
+  --model bert|opt|vit|stanhop     default: opt
+  --preset tiny|small|paper        its size; default: tiny
+  --method NAME    attention method (see outeffhop methods); default: outeffhop
+  --data SPEC      training data (see outeffhop data)
+  --out FOLDER     folder of the run; must not hold a run yet
+  --init FOLDER    start from this checkpoint, converted to the method, instead of from new weights
+  --changes NAME VALUE ...         fields of the model's config
+  --config FILE    YAML with any of these; flags override it
+  --resume auto    continue the run in --out, if there is one
+  --dry-run        print the whole config and what it will cost; train nothing
+  --json           print JSON
+  --train.NAME VALUE; the defaults are those of the recipe for the model and size:
+{names(TrainConfig)}
+  --samples.NAME VALUE; likewise:
+{names(DataConfig)}
+  --help-all       explain each of them"""

@@ -1,0 +1,173 @@
+"""The training runs of the experiments: how each is configured, where it is kept, and what data it needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sized
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outeffhop.lab.paper.experiment import Settings
+from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
+from outeffhop.lab.training.recipes import resolve
+
+__all__ = [
+    "DATA",
+    "SHORT",
+    "finished",
+    "folders_of",
+    "needs",
+    "precision_of",
+    "run_config",
+    "seeds_measured",
+    "steps_of",
+    "steps_said",
+]
+
+# where the data is: in the package, or in folders of Settings.data
+DATA: dict[str, dict[str, str]] = {
+    "tiny": {"bert": "builtin:text", "opt": "builtin:text", "vit": "builtin:images", "stanhop": "builtin:series"},
+    "small": {"bert": "prose", "opt": "prose", "vit": "cifar10", "stanhop": "ett/ETTh1.csv"},
+    "paper": {"bert": "prose", "opt": "prose", "vit": "imagenet", "stanhop": "ett/ETTh1.csv"},
+}
+# how runs differ from the recipe, so that two cores can do all of Table 1 at tiny scale, and one GPU at small scale
+SHORT: dict[str, dict[str, dict[str, Any]]] = {
+    "tiny": {
+        "bert": dict(max_steps=500),
+        "opt": dict(max_steps=800),
+        "vit": dict(max_steps=500),
+        "stanhop": dict(max_steps=400),
+    },
+    "small": {
+        "bert": dict(max_steps=10_000, batch_size=128, warmup_steps=1000),
+        "opt": dict(max_steps=2400, batch_size=32, warmup_steps=300),
+        "vit": dict(max_steps=8000, batch_size=128, warmup_steps=400),
+        "stanhop": dict(max_steps=455),
+    },
+    "paper": {},
+}
+_QUICK_STEPS = 4
+_QUICK = {  # one narrow layer
+    "bert": dict(num_hidden_layers=1, hidden_size=16, intermediate_size=32, num_attention_heads=2),
+    "opt": dict(num_hidden_layers=1, hidden_size=16, word_embed_proj_dim=16, ffn_dim=32, num_attention_heads=2),
+    "vit": dict(num_hidden_layers=1, hidden_size=16, intermediate_size=32, num_attention_heads=2),
+    "stanhop": dict(e_layers=1, d_model=8, d_ff=16, num_heads=2),
+}
+
+
+def needs(settings: Settings, models: Iterable[str]) -> list[str]:
+    """The data folders that these models are trained on."""
+    return folders_of(DATA[settings.scale][model] for model in models)
+
+
+def folders_of(specs: Iterable[str]) -> list[str]:
+    return sorted({spec.split("/")[0] for spec in specs if not spec.startswith("builtin:")})
+
+
+def steps_of(model: str, settings: Settings) -> int | None:
+    """None: the recipe's number."""
+    return _QUICK_STEPS if settings.quick else _short(model, settings).get("max_steps")
+
+
+def precision_of(model: str, settings: Settings) -> str:
+    """bf16 on a GPU, except for STanHop-Net: its matrix products are too small to gain from it."""
+    return "bf16" if settings.device.startswith("cuda") and model != "stanhop" else "fp32"
+
+
+def steps_said(steps: Collection[int]) -> str:
+    """The number of steps that several runs took, as text."""
+    least, most = min(steps), max(steps)
+    return f"{least}" if least == most else f"{least} to {most}, ended by patience"
+
+
+def seeds_measured(seeds: Iterable[Sized]) -> int | str:
+    """The number of seeds that were measured, or its range."""
+    counts = {len(values) for values in seeds}
+    return min(counts) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+
+
+def _short(model: str, settings: Settings) -> dict[str, Any]:
+    return SHORT[settings.scale].get(model, {})
+
+
+def run_config(
+    settings: Settings,
+    model: str,
+    method: str,
+    seed: int,
+    *,
+    group: str = "table1",
+    data: str | None = None,
+    name: str = "",
+    train: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    samples: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """The config of a run in ``OUT/GROUP/runs``, with every field filled in.
+
+    Args:
+        group: the experiment whose folder keeps the run; other experiments that need the same run find it there.
+        data: a spec, or a path below ``settings.data``; by default the model's data at this scale.
+        name: added to the folder's name, to distinguish the run from others.
+        train, changes, samples: fields of RunConfig's parts that differ from the recipe.
+    """
+    spec = data or DATA[settings.scale][model]
+    if not spec.startswith("builtin:"):
+        spec = str((settings.data or Path()) / spec)
+    options: dict[str, Any] = {**_short(model, settings), "max_steps": steps_of(model, settings), **(train or {})}
+    recipe = resolve(RunConfig(model=model, preset=settings.scale, data=spec))  # type: ignore[arg-type]
+    options = {**_looks(options["max_steps"] or recipe.train.max_steps or 1, settings), **options}
+    fields, cut = {**(changes or {})}, {**(samples or {})}
+    if settings.scale == "tiny":
+        options["patience"] = 0  # too short to run out of it
+    if settings.quick:
+        fields = {**fields, **_QUICK[model]}
+        cut = {**cut, **({"length": 32, "vocab_size": 300} if model in ("bert", "opt") else {})}
+        options |= dict(batch_size=8, eval_batches=1, outlier_batches=1, warmup_steps=1)
+        options |= dict(eval_steps=2, log_steps=1, save_steps=2, outlier_steps=2)
+    on_gpu = settings.device.startswith("cuda")
+    options |= dict(seed=seed, device="cuda" if on_gpu else "cpu", precision=precision_of(model, settings))
+    # compiling pays off when a run takes minutes; those of STanHop-Net, which has the most layers, are shorter
+    options["compile"] = on_gpu and not settings.quick and model != "stanhop"
+    if on_gpu and model in ("bert", "vit"):
+        options["workers"] = 1  # preparing masks and images takes about as long as a step
+    config = resolve(
+        RunConfig(
+            model=model,  # type: ignore[arg-type]
+            preset=settings.scale,
+            method=method,
+            data=spec,
+            out="unnamed",
+            changes=fields,
+            train=TrainConfig(**options),
+            samples=DataConfig(**cut),
+        )
+    )
+    scale = f"{settings.scale}{'-quick' if settings.quick else ''}"
+    plain = method.split("(")[0]
+    parts = [scale, model, plain, *([name] if name else []), f"{config.train.max_steps}steps", f"seed{seed}"]
+    return dataclasses.replace(config, out=str(settings.out / group / "runs" / "-".join(parts)))
+
+
+def _looks(steps: int, settings: Settings) -> dict[str, Any]:
+    """Twenty points for a curve, for any number of steps, and checkpoints to resume from."""
+    often = max(steps // 20, 1)
+    # a GPU finishes a small run in the time that ten checkpoints take
+    save = (10 if settings.scale == "small" else 2) * often
+    looks = dict(eval_steps=often, outlier_steps=often, log_steps=max(often // 5, 1), save_steps=save, keep=1)
+    # enough for a curve; the reported numbers are measured at the end
+    return {**looks, "eval_batches": 16, "outlier_batches": 1 if settings.scale == "small" else 4}
+
+
+def finished(config: RunConfig, settings: Settings, quiet: bool = True) -> RunFolder:
+    """The folder of the finished run: trained now, resumed, or found as it is if it has finished before."""
+    if settings.workers > 1 and not settings.device.startswith("cuda"):
+        torch.set_num_threads(max((os.cpu_count() or 1) // settings.workers, 1))
+    train(config, resume=True, quiet=quiet)
+    folder = RunFolder(config.out)
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)  # no longer needed, and as large as three models
+    return folder
