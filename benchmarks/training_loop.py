@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from outeffhop.lab.data import Prepared
 from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
-from outeffhop.lab.training.lr_schedule import make_optimizer, make_schedule
+from outeffhop.lab.training.optimization import make_optimizer, make_schedule
 from outeffhop.lab.training.recipes import resolve
 from outeffhop.lab.training.run import build, prepare_data
 from outeffhop.lab.training.trainer import EpochSampler

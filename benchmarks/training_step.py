@@ -106,7 +106,7 @@ def step(model: str, name: str, length: int, batch: int, arguments: argparse.Nam
         settings = presets.config(model, arguments.size, **off)
         net = presets.MODELS[model].auto_class.from_config(settings, attn_implementation=BASE)
     else:
-        net = presets.build(model, arguments.size, name, **off)
+        net = presets.build(model, arguments.size, presets.paper_method(model, name), **off)
     net = net.to(device).train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5, fused=True)
     forward = net if arguments.no_compile else torch.compile(net)

@@ -1,4 +1,4 @@
-"""A task's metric: what a model is worth before and after quantization."""
+"""Tasks and their metrics: perplexity, accuracy, forecasting errors, and the SQNR of hidden states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TASKS", "Batch", "Metric", "evaluating", "metric_for", "task_of", "task_or_embedding", "to_device"]
 
-TASKS = {  # task: the kind of data it needs, and the architectures that learn it
+TASKS = {  # task → the kind of data it needs, and the ending of architectures that learn it
     "mlm": ("text", "ForMaskedLM"),
     "clm": ("text", "ForCausalLM"),
     "classification": ("images", "ForImageClassification"),
@@ -28,7 +28,7 @@ Metric = Callable[[nn.Module, Iterable[Batch]], dict[str, float]]
 
 
 def task_of(model_or_config: PreTrainedModel | PreTrainedConfig) -> str:
-    """The task a model learns, by its architecture: BertForMaskedLM learns mlm."""
+    """The task of a model or config, by its architecture: BertForMaskedLM learns mlm."""
     config = getattr(model_or_config, "config", model_or_config)
     is_config = config is model_or_config
     names = list(getattr(config, "architectures", None) or []) if is_config else [type(model_or_config).__name__]
@@ -39,11 +39,13 @@ def task_of(model_or_config: PreTrainedModel | PreTrainedConfig) -> str:
             if architecture in name:
                 return task
     known = ", ".join(f"…{architecture} learns {task}" for task, (_, architecture) in TASKS.items())
-    raise ValueError(f"no task is known for architecture {names or 'that the config does not name'}: {known}")
+    raise ValueError(
+        f"no task is known for the architecture {', '.join(names) or 'of this config, which names none'}: {known}"
+    )
 
 
 def task_or_embedding(model: Any) -> str:
-    """The model's task; "embedding" for a base model, which has hidden states and no head."""
+    """The model's task, or "embedding" for a base model, which gives hidden states and has no head."""
     try:
         return task_of(model)
     except ValueError:
@@ -53,12 +55,12 @@ def task_or_embedding(model: Any) -> str:
 
 
 def metric_for(task: str, reference: nn.Module | None = None) -> Metric:
-    """The metric of a task: a function of a model and batches that gives numbers by name, the chief one first.
+    """The metric of a task: a function of a model and batches that returns numbers by name, the main one first.
 
     Args:
-        task: mlm and clm give perplexity and loss, classification accuracy, forecasting mse and mae,
-            embedding the SQNR of the last hidden state against the reference's.
-        reference: of "embedding", the model in floating point.
+        task: "mlm" and "clm" give perplexity and loss, "classification" accuracy, "forecasting" mse and mae,
+            "embedding" the SQNR of the last hidden state against the reference's.
+        reference: the model in floating point, for "embedding".
     """
     if task in ("mlm", "clm"):
         return _Perplexity(shifted=task == "clm")
@@ -69,33 +71,37 @@ def metric_for(task: str, reference: nn.Module | None = None) -> Metric:
     if task == "embedding":
         if reference is None:
             raise ValueError(
-                "task='embedding' compares hidden states: reference, the model in floating point, is needed"
+                "reference=None: task='embedding' compares hidden states, pass the model in floating point"
             )
         return _Sqnr(reference)
-    raise ValueError(f"task={task!r} is unknown; there are: mlm, clm, classification, forecasting, embedding")
+    raise ValueError(f"task={task!r} is unknown: choose from mlm, clm, classification, forecasting, embedding")
 
 
 def to_device(batch: Batch, model: nn.Module) -> dict[str, Tensor]:
+    """The batch on the device of the model's parameters."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     return {name: value.to(device) for name, value in batch.items()}
 
 
 @torch.no_grad()
 def _outputs(model: nn.Module, batches: Iterable[Batch], *needed: str) -> Iterable[tuple[dict[str, Tensor], Any]]:
+    """Each batch on the model's device, and what the model makes of it."""
     seen = False
     for batch in batches:
         missing = [name for name in needed if name not in batch]
         if missing:
-            raise ValueError(f"the batches have {', '.join(batch)}, but no {missing[0]!r}: data of another task?")
+            raise ValueError(
+                f"the batches have {', '.join(batch)} but no {missing[0]!r}: is this data for another task?"
+            )
         moved = to_device(batch, model)
         seen = True
         yield moved, model(**moved)
     if not seen:
-        raise ValueError("no evaluation batch was given: the metric of nothing is no number")
+        raise ValueError("no evaluation batches: a metric needs at least one")
 
 
 class _Perplexity:
-    """exp of the mean loss of a predicted token, however the tokens fall into batches."""
+    """exp of the mean loss over all predicted tokens, independent of how they are batched."""
 
     def __init__(self, shifted: bool) -> None:
         self.shifted = shifted
@@ -109,12 +115,12 @@ class _Perplexity:
                 loss += float(self._mean(out, labels)) * count
                 tokens += count
         if not tokens:
-            raise ValueError("the batches hold no token to predict: every label is -100")
+            raise ValueError("the batches have no token to predict: every label is -100")
         mean = loss / tokens
         return {"perplexity": math.inf if mean >= 700.0 else math.exp(mean), "loss": mean}
 
     def _mean(self, out: Any, labels: Tensor) -> Tensor:
-        """The model's loss; in float32, since of half precision's three digits quantization may change none."""
+        """The model's loss, in float32: half precision has three digits, too few to show what quantization changes."""
         if out.loss.dtype in (torch.float32, torch.float64):
             return out.loss  # type: ignore[no-any-return]
         logits = out.logits[:, :-1] if self.shifted else out.logits
@@ -140,7 +146,7 @@ def _errors(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
 
 
 class _Sqnr:
-    """Decibels of the last hidden state's power over that of its error; padding is left out, which nobody reads."""
+    """Power of the last hidden state over the power of its error, in decibels. Padding does not count."""
 
     def __init__(self, reference: nn.Module) -> None:
         self.reference = reference
@@ -162,7 +168,7 @@ class _Sqnr:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within it the model is in evaluation mode; afterwards each of its modules has the mode it had."""
+    """Puts the model in evaluation mode, and gives each of its modules its mode back afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -63,7 +63,12 @@ def test_one_method(capsys):
 def test_presets(capsys):
     assert main(["presets"]) == 0
     out = capsys.readouterr().out
-    for words in ("opt      paper  124.060M    124.069M  124.06M / 124.07M", "masked-LM head", "23 STHM blocks"):
+    for words in (
+        "opt      paper  124.060M    124.069M  124.06M / 124.07M",
+        "masked-LM head",
+        "23 STHM blocks",
+        "clipped(alpha=12)",
+    ):
         assert words in out
     assert main(["presets", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

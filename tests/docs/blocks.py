@@ -18,12 +18,10 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from functools import wraps
 from pathlib import Path
 
-import tyro
-
-from outeffhop.cli.main import _COMMANDS, _train, main
+from outeffhop.cli import options
+from outeffhop.cli.main import _COMMANDS, main
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [
@@ -162,9 +160,7 @@ def parse_command(words: list[str], place: str) -> None:
 
 def parse_arguments(arguments: list[str]) -> None:
     """Reads a command line of ours as the command would, and does nothing; SystemExit where it is wrong."""
-
-    def idle(command):
-        return wraps(command)(lambda *_, **__: None)
-
-    known = {name: idle(command) for name, command in {**_COMMANDS, "train": _train(arguments)}.items()}
-    tyro.extras.subcommand_cli_from_dict(known, prog="outeffhop", args=arguments)
+    name, *rest = arguments
+    if name in ("--help", "--version"):
+        return
+    options.parse_train(rest) if name == "train" else options.parse(_COMMANDS[name][0], name, rest)

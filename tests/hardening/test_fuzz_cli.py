@@ -179,4 +179,4 @@ def test_a_length_beyond_the_model_and_a_device_without_numbers(tmp_path):
     one_line(err, "length=500: the model of 'run/model' has 128 positions")
     code, _, err = command("evaluate", "run", "--device", "meta", "--batches", 1)
     assert code == 2
-    one_line(err, "device='meta' holds shapes alone")
+    one_line(err, "device='meta' holds shapes only")

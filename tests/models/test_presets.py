@@ -58,7 +58,7 @@ def test_options_beyond_the_papers_are_built_counted_saved_and_loaded(model, met
 
 def _count(model, method):
     with torch.device("meta"):
-        net = presets.build(model, "paper", method)
+        net = presets.build(model, "paper", presets.paper_method(model, method))
     return net, sum(p.numel() for p in net.parameters())
 
 
@@ -86,12 +86,20 @@ def test_vit_has_the_papers_size():
     assert gated - total == 12 * 6 * (64 + 1)
 
 
-def test_methods_take_the_papers_parameters():
-    assert str(presets.method_for("opt", "clipped")) == "clipped(alpha=12)"
-    assert str(presets.method_for("stanhop", "clipped")) == "clipped(gamma=-0.1, zeta=1.1)"
-    assert str(presets.method_for("bert", "gated")) == "gated(predictor=mlp)"
-    assert str(presets.method_for("opt", "clipped(gamma=-0.1)")) == "clipped(gamma=-0.1)"
-    assert str(presets.method_for("vit", "outeffhop")) == "outeffhop"
+def test_the_papers_parameters_are_asked_for():
+    assert str(presets.paper_method("opt", "clipped")) == "clipped(alpha=12)"
+    assert str(presets.paper_method("stanhop", "clipped")) == "clipped(gamma=-0.1, zeta=1.1)"
+    assert str(presets.paper_method("bert", "gated")) == "gated(predictor=mlp)"
+    assert str(presets.paper_method("opt", "clipped(gamma=-0.1)")) == "clipped(gamma=-0.1)"
+    assert str(presets.paper_method("vit", "outeffhop")) == "outeffhop"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("model", presets.MODELS)
+def test_a_name_means_its_defaults(model, method):
+    """In ``build`` as in ``convert``, for every model, with or without brackets."""
+    for written in (method, f"{method}()"):
+        assert model_summary(presets.build(model, "tiny", written)).method == method
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from outeffhop._io import check_folder
-from outeffhop.cli.options import Checkpoint
+from outeffhop.cli.options import Checkpoint, Evaluate, Outliers, Quantize
 from outeffhop.lab.data import Prepared, prepare
 from outeffhop.lab.training import RunFolder
 from outeffhop.lab.training.checks import misfit
@@ -37,7 +37,7 @@ class Source:
     samples: dict[str, Any]
 
 
-def opened(options: Checkpoint, **counts: int) -> tuple[PreTrainedModel, Source, Prepared, bool]:
+def opened(options: Evaluate | Outliers | Quantize, **counts: int) -> tuple[PreTrainedModel, Source, Prepared, bool]:
     """The model on its device, where it and its data come from, the data, and whether its head takes labels.
 
     What would fail at the end is said first: a count below 1, or a folder that cannot be written to.

@@ -10,6 +10,7 @@ from outeffhop.cli.options import Data, Methods, Presets
 __all__ = ["data", "describe_method", "describe_presets", "methods", "presets", "sources"]
 
 _GATED = "gated-outeffhop"
+_PAPER_METHODS = ("vanilla", "outeffhop", "clipped", "clipped-outeffhop", "gated", "gated-outeffhop")
 
 
 def methods(options: Methods) -> None:
@@ -65,6 +66,11 @@ def presets(options: Presets) -> None:
     ]
     print_table("Presets, as in --model opt --preset tiny", ("model", "size", "parameters", "gated", "paper"), table)
     print_table(
+        "Methods with the paper's parameters, where it does not use the defaults",
+        ("model", "methods"),
+        [(r["model"], ", ".join(m for m in r["paper_methods"] if "(" in m)) for r in rows if "paper_methods" in r],
+    )
+    print_table(
         "Where ours differ from the paper",
         ("model", "why"),
         [(r["model"], r["difference"]) for r in rows if "difference" in r],
@@ -83,11 +89,12 @@ def describe_presets() -> list[dict[str, Any]]:
                 "size": size,
                 "config": preset.sizes[size],
                 "parameters": presets.count(model, size),
-                "parameters_gated": presets.count(model, size, _GATED),
+                "parameters_gated": presets.count(model, size, presets.paper_method(model, _GATED)),
             }
             if size == "paper":
                 row["paper_millions"], row["paper_millions_gated"] = preset.paper_parameters
                 row["difference"] = preset.difference
+                row["paper_methods"] = [str(presets.paper_method(model, name)) for name in _PAPER_METHODS]
             rows.append(row)
     return rows
 

@@ -138,7 +138,6 @@ class Checkpoint:
         length: text: tokens per sample; by default as in the run, or 128.
         tokenizer: folder of the tokenizer, if the checkpoint has none.
         device: cuda if available, otherwise cpu.
-        out: folder for the result files.
         trust_remote_code: run Python files that come with the checkpoint.
         json: print JSON instead of tables.
     """
@@ -150,7 +149,6 @@ class Checkpoint:
     length: _Count = None
     tokenizer: _Path = None
     device: _Text = None
-    out: _Out = None
     trust_remote_code: _Flag = False
     json: _Flag = False
 
@@ -167,6 +165,7 @@ class Evaluate(Checkpoint):
     """
 
     split: Literal["train", "validation", "test"] = "validation"
+    out: _Out = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +211,7 @@ class Quantize(Checkpoint):
     ] = None
     calibration_batches: int = 16
     seeds: int = 3
+    out: _Out = None
     fold_layernorm: _Flag = False
     int8: _Flag = False
 

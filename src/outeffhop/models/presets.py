@@ -2,8 +2,8 @@
 
     model = presets.build("opt", "tiny", "gated-outeffhop")
 
-A bare method name gets the parameters that the paper's scripts use for that model (``method_for``);
-a name with parameters is used as written.
+A method's name means its defaults. ``paper_method`` gives a method the parameters that the paper's scripts use for a
+model: ``build("opt", "tiny", paper_method("opt", "clipped"))``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from outeffhop.methods import Method
 from outeffhop.models.conversion import from_config
 from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
 
-__all__ = ["MODELS", "SIZES", "build", "config", "count", "is_field", "method_for"]
+__all__ = ["MODELS", "SIZES", "build", "config", "count", "is_field", "paper_method"]
 
 SIZES = ("tiny", "small", "paper")
 
@@ -172,12 +172,13 @@ def is_field(config: PreTrainedConfig, name: str) -> bool:
     return not name.startswith("_") and not fixed and hasattr(config, name) and not callable(getattr(config, name))
 
 
-def method_for(model: str, method: str | Method) -> Method:
-    """A bare name with the paper's parameters for this model; anything else as written."""
+def paper_method(model: str, name: str) -> Method:
+    """A method with the parameters that the paper's scripts use for this model, such as ``clipped`` with α = 12 for OPT.
+
+    A method that the scripts leave at its defaults, or that is written with parameters, is used as written.
+    """
     preset = MODELS[known("model", model, MODELS)]
-    parsed = Method.parse(method)
-    bare = isinstance(method, str) and "(" not in method
-    return Method.parse(preset.methods[parsed.name]) if bare and parsed.name in preset.methods else parsed
+    return Method.parse(preset.methods.get(name, name))
 
 
 def build(model: str, size: str = "tiny", method: str | Method = "outeffhop", **changes: Any) -> PreTrainedModel:
@@ -186,10 +187,10 @@ def build(model: str, size: str = "tiny", method: str | Method = "outeffhop", **
     Args:
         model: bert, opt, vit or stanhop.
         size: tiny, small or paper.
-        method: a bare name gets the paper's parameters for this model.
+        method: with its parameters, or a name for its defaults; ``paper_method`` gives the paper's.
         changes: fields of the model's config.
     """
-    chosen, sizes = method_for(model, method), config(model, size, **changes)
+    chosen, sizes = Method.parse(method), config(model, size, **changes)
     try:
         built: PreTrainedModel = from_config(MODELS[model].auto_class, sizes, chosen)
     # for example no heads, an index out of range, an unknown name, a negative size

@@ -98,10 +98,10 @@ def _convert(
     with closing(Worker()) as worker:
         quantizers = worker.ask(
             "export",
-            program=program,
+            program=str(program),
             calibration=calibration,
             output=output,
-            folder=folder,
+            folder=str(folder),
             smooth_quant=smooth_quant,
         )
     program.unlink()
@@ -197,7 +197,9 @@ class Int8Model:
     def _ask(self, command: str, precision: str, **arguments: Any) -> Any:
         if precision not in PRECISIONS:
             raise ValueError(f"precision={precision!r} is unknown; choose from: {', '.join(PRECISIONS)}")
-        return self._running().ask(command, folder=self.path, precision=precision, threads=self.threads, **arguments)
+        return self._running().ask(
+            command, folder=str(self.path), precision=precision, threads=self.threads, **arguments
+        )
 
     def _running(self) -> Worker:
         if self._worker is None or not self._worker.is_open:

@@ -8,13 +8,14 @@ it reaches a user's process that imports neither.
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 import threading
 import weakref
 from importlib.util import find_spec
 from typing import IO, Any
+
+from outeffhop.quantization.int8_messages import read_message, write_message
 
 __all__ = ["Worker", "check_installed"]
 
@@ -56,17 +57,16 @@ class Worker:
         """
         try:
             with self._lock:
-                pickle.dump((command, arguments), self._requests)
-                self._requests.flush()
-                error, answer = pickle.load(self._answers)
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as end:
+                write_message(self._requests, [command, arguments])
+                error, answer = read_message(self._answers)
+        except (EOFError, BrokenPipeError) as end:
             self.close()
             raise RuntimeError(f"the process that runs OpenVINO ended with {_status(self.process)}") from end
         except BaseException:  # Ctrl-C: half a message may be in the pipes
             self.close()
             raise
         if error is not None:
-            raise error(answer)
+            raise (ValueError if error == "ValueError" else RuntimeError)(answer)
         return answer
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The process that runs OpenVINO and NNCF, so that the user's process imports neither.
 
-``python -m outeffhop.quantization.int8_worker`` reads pickled requests from standard input and writes pickled answers
-to standard output; ``int8_process.Worker`` is the other end. It ends when standard input does, so it never outlives
-the process that started it.
+``python -m outeffhop.quantization.int8_worker`` reads requests from standard input and writes answers to standard
+output; ``int8_process.Worker`` is the other end. It ends when standard input does, so it never outlives the process
+that started it.
 
 It starts fast because it imports nothing heavy. Only an export needs torch and NNCF; running a model takes OpenVINO
 alone.
@@ -16,7 +16,6 @@ import logging
 import math
 import operator
 import os
-import pickle
 import sys
 import threading
 import time
@@ -28,14 +27,16 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
+from outeffhop.quantization.int8_messages import read_message, write_message
+
 __all__ = ["export", "run", "seconds", "graph", "cpu", "main"]
 
 Inputs = dict[str, Any]  # name → numpy array
 Info = dict[str, Any]
-Request = tuple[str, dict[str, Any]]  # a command and its arguments
+Request = list[Any]  # a command and its arguments
 
 
-def export(program: Path, calibration: list[Inputs], output: str, folder: Path, smooth_quant: bool) -> Info:
+def export(program: str, calibration: list[Inputs], output: str, folder: str, smooth_quant: bool) -> Info:
     """Converts a saved torch.export program, quantizes it, and writes ``fp32.xml`` and ``int8.xml`` with their weights.
 
     Args:
@@ -51,13 +52,13 @@ def export(program: Path, calibration: list[Inputs], output: str, folder: Path, 
     import openvino
 
     converted = _to_openvino(program, list(calibration[0]), output)
-    openvino.save_model(converted, folder / "fp32.xml", compress_to_fp16=False)
+    openvino.save_model(converted, Path(folder, "fp32.xml"), compress_to_fp16=False)
     quantized = _to_int8(converted, calibration, smooth_quant)
-    openvino.save_model(quantized, folder / "int8.xml", compress_to_fp16=False)
+    openvino.save_model(quantized, Path(folder, "int8.xml"), compress_to_fp16=False)
     return _quantizers(quantized)
 
 
-def _to_openvino(program: Path, inputs: list[str], output: str) -> Any:
+def _to_openvino(program: str, inputs: list[str], output: str) -> Any:
     """The program as an ``openvino.Model`` in fp32.
 
     Operations keep the name of the module they come from: ``bert.encoder.layer.0.output.dense/linear_5/aten.linear…``.
@@ -149,12 +150,12 @@ def _size(output: Any) -> int:
     return math.prod(output.get_shape())
 
 
-def run(folder: Path, precision: str, threads: int, inputs: Inputs) -> Any:
+def run(folder: str, precision: str, threads: int, inputs: Inputs) -> Any:
     """The output of an exported model, a numpy array."""
     return _compiled(folder, precision, threads)(inputs)[0]
 
 
-def seconds(folder: Path, precision: str, threads: int, inputs: Inputs) -> float:
+def seconds(folder: str, precision: str, threads: int, inputs: Inputs) -> float:
     """How long one run takes, not counting the transfer of inputs and outputs between processes."""
     model = _compiled(folder, precision, threads)
     start = time.perf_counter()
@@ -162,7 +163,7 @@ def seconds(folder: Path, precision: str, threads: int, inputs: Inputs) -> float
     return time.perf_counter() - start
 
 
-def graph(folder: Path, precision: str, threads: int) -> list[Info]:
+def graph(folder: str, precision: str, threads: int) -> list[Info]:
     """What OpenVINO notes about each node of the graph that runs, in order, and about the sources of its inputs."""
     nodes = _compiled(folder, precision, threads).get_runtime_model().get_ordered_ops()
     return [
@@ -184,7 +185,7 @@ def cpu() -> str:
 
 
 @cache
-def _compiled(folder: Path, precision: str, threads: int) -> Any:
+def _compiled(folder: str, precision: str, threads: int) -> Any:
     import openvino
 
     settings = {
@@ -193,10 +194,10 @@ def _compiled(folder: Path, precision: str, threads: int) -> Any:
         "INFERENCE_PRECISION_HINT": "f32",  # newer CPUs would use bf16 for whatever is not int8
     }
     try:
-        return openvino.compile_model(folder / f"{precision}.xml", "CPU", settings)
+        return openvino.compile_model(Path(folder, f"{precision}.xml"), "CPU", settings)
     except RuntimeError as error:
         raise ValueError(
-            f"{precision}.xml and {precision}.bin in {str(folder)!r} cannot be loaded: they are missing, damaged, or "
+            f"{precision}.xml and {precision}.bin in {folder!r} cannot be loaded: they are missing, damaged, or "
             f"from another version of OpenVINO ({str(error).strip().splitlines()[-1]})"
         ) from error
 
@@ -211,23 +212,22 @@ def main() -> None:
     threading.Thread(target=_listen, args=(sys.stdin.buffer, requests), daemon=True).start()
     while True:
         command, arguments = requests.get()
-        answer: tuple[type[Exception] | None, Any]
+        answer: tuple[str | None, Any]  # the kind of an error, and what it says; or None and what was asked for
         try:
             answer = None, _COMMANDS[command](**arguments)
         except ValueError as error:
-            answer = ValueError, _one_line(error)
+            answer = "ValueError", _one_line(error)
         except Exception as error:
-            answer = RuntimeError, f"{type(error).__name__}: {_one_line(error)}"
+            answer = "RuntimeError", f"{type(error).__name__}: {_one_line(error)}"
         with suppress(BrokenPipeError):  # nobody waits for it: _listen is about to end this process
-            pickle.dump(answer, answers)
-            answers.flush()
+            write_message(answers, answer)
 
 
 def _listen(pipe: IO[bytes], requests: SimpleQueue[Request]) -> None:
     """Passes on requests, and ends the process with the pipe, whatever the main thread is doing."""
     try:
         while True:
-            requests.put(pickle.load(pipe))
+            requests.put(read_message(pipe))
     finally:
         os._exit(0)
 

@@ -517,3 +517,19 @@ def test_the_whole_tiny_table1(tmp_path):
     assert all(v.verdict != "not measured" for v in result.verdicts)
     for key in ("opt-vanilla-0", "opt-outeffhop-0"):  # it has learned: uniform guesses have 1024
         assert cell(tmp_path, key)["metrics"]["perplexity"] < 100
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "trained"),
+    [
+        ("bert", "clipped", "clipped"),  # γ = −0.025, which is the default
+        ("bert", "gated-outeffhop", "gated-outeffhop(predictor=mlp)"),
+        ("opt", "clipped", "clipped(alpha=12)"),
+        ("opt", "gated", "gated"),
+        ("opt", "outeffhop(sink=learned)", "outeffhop(sink=learned)"),
+        ("vit", "clipped-outeffhop", "clipped-outeffhop(gamma=-1e-05)"),
+        ("stanhop", "clipped", "clipped(gamma=-0.1, zeta=1.1)"),
+    ],
+)
+def test_experiments_train_with_the_papers_parameters(model, method, trained, tmp_path):
+    assert shared.run_config(quick(tmp_path), model, method, 0).method == trained

@@ -63,7 +63,7 @@ def weight_bytes(out):
 
 
 def metrics(out):
-    """The lines of metrics.jsonl, but for how fast they were reached."""
+    """The lines of metrics.jsonl, without how fast they were reached."""
     lines = RunFolder(out).metrics()
     return [{k: v for k, v in line.items() if not k.endswith("_per_second")} for line in lines]
 

@@ -90,10 +90,10 @@ def test_a_damaged_report_is_named(run):
 def test_only_a_finished_run_is_published(run, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("")
-    with pytest.raises(ValueError, match="is not overwritten"):
+    with pytest.raises(ValueError, match="never overwritten"):
         save_pretrained(run.path, tmp_path / "full")
     (run.path / "result.json").unlink()
-    with pytest.raises(ValueError, match="no finished run"):
+    with pytest.raises(ValueError, match="not a finished run"):
         save_pretrained(run.path, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -106,7 +106,7 @@ def test_names_cannot_break_out(run, tmp_path):
     text = (folder / "config.yaml").read_text()
     values = yaml.safe_load(text) | {"data": str(folder), "init": str(folder)}
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
-    card = model_card(RunFolder(folder), result(folder))
+    card = model_card(RunFolder(folder), RunFolder(folder).config(), result(folder))
     parsed = ModelCard(card)
     one_line = " ".join(folder.name.split())
     assert parsed.data.model_name == parsed.data.eval_results[0].dataset_name == one_line
@@ -125,7 +125,7 @@ def test_names_cannot_break_out(run, tmp_path):
 
 def test_what_is_not_finite_is_told(run):
     found = result(run.path) | {"max_inf_norm": float("inf"), "metrics": {"perplexity": float("nan"), "loss": 2.0}}
-    card = model_card(run, found)
+    card = model_card(run, run.config(), found)
     assert [r.metric_type for r in ModelCard(card).data.eval_results] == ["loss"]
     assert rows(card)["perplexity"] == ["nan"]
     assert rows(card)["max inf norm"] == ["inf"]
@@ -133,4 +133,4 @@ def test_what_is_not_finite_is_told(run):
 
 def test_a_run_that_goes_on_from_a_checkpoint(whole_run, cache, tmp_path):
     train(config("bert", tmp_path / "a", cache, init=whole_run("bert") / "model", max_steps=1), quiet=True)
-    assert "It goes on from the checkpoint `model`." in (tmp_path / "a" / "model" / CARD).read_text()
+    assert "started from the checkpoint `model`" in (tmp_path / "a" / "model" / CARD).read_text()

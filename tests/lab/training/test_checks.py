@@ -59,7 +59,7 @@ def test_data_that_a_checkpoint_does_not_fit(whole_run, cache, tmp_path):
     run = config("vit", tmp_path / "a", cache, init=whole_run("vit") / "model", samples={"length": 9})
     refused(
         dataclasses.replace(run, data=str(tmp_path / "many.npz")),
-        r"has num_labels=20, the model of init='.*model' 10: they do not fit",
+        r"has num_labels=20, the model of init='.*model' 10: they must agree",
     )
 
 
@@ -92,5 +92,5 @@ def test_a_finished_run_stands_for_its_model(whole_run, cache, tmp_path):
     assert RunFolder(tmp_path / "a").config().init == str(out / "model")
     begun = RunFolder(tmp_path / "begun")
     begun.create(RunFolder(out).config())
-    with pytest.raises(ValueError, match=r"init='.*begun' is a run that is not finished"):
+    with pytest.raises(ValueError, match=r"init='.*begun' is an unfinished run"):
         resolve(config("opt", tmp_path / "c", cache, init=begun.path))

@@ -1,13 +1,18 @@
 """A run's config: dataclasses, YAML and flags are three forms of one thing; a wrong field is refused by its name."""
 
 import dataclasses
+import subprocess
+import sys
 import typing
+from pathlib import Path
 
 import pytest
 import tyro
 import yaml
 from runs import METHODS, MODELS, SIZES
 
+import outeffhop
+from outeffhop.lab import training
 from outeffhop.lab.training import DataConfig, RunConfig, TrainConfig
 from outeffhop.lab.training.config import from_dict, from_yaml, to_dict, to_yaml
 from outeffhop.lab.training.recipes import resolve
@@ -213,10 +218,11 @@ def test_the_papers_recipe():
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_bare_method_has_the_papers_parameters(model, method):
-    found = resolve(RunConfig(model=model, method=method, data="x", changes=SIZES[model]))
-    assert Method.parse(found.method) == presets.method_for(model, method)
-    assert resolve(found).method == found.method
+def test_a_method_by_its_name_has_its_defaults(model, method):
+    """For every model, with or without brackets; the paper's parameters are written out."""
+    for written in (method, f"{method}()"):
+        found = resolve(RunConfig(model=model, method=written, data="x", changes=SIZES[model]))
+        assert found.method == method
 
 
 @pytest.mark.parametrize("method", ["gated(predictor=linear)", "clipped(alpha=3)", "outeffhop(n=2)", "clipped()"])
@@ -257,7 +263,7 @@ def test_a_bad_value_is_refused_by_name(field, value):
         ({"data": "x", "method": "outefhop"}, "outeffhop"),
         ({"data": "x", "changes": {"num_hiden_layers": 1}}, "changes.num_hiden_layers.*'num_hidden_layers'"),
         ({"data": "x", "changes": {"hidden_size": "big"}}, "changes={'hidden_size': 'big'}: .*expected int"),
-        ({"data": "x", "init": "nowhere"}, "init='nowhere' is no folder of a checkpoint"),
+        ({"data": "x", "init": "nowhere"}, "init='nowhere' is not a checkpoint folder"),
         ({"data": "x", "model": "vit", "train": TrainConfig(lr=1e-6)}, r"train\.min_lr=1e-05 is above train\.lr=1e-06"),
     ],
 )
@@ -278,3 +284,24 @@ def test_every_field_is_explained():
     for kind in (RunConfig, TrainConfig, DataConfig):
         for name in typing.get_type_hints(kind):
             assert f"        {name}: " in kind.__doc__
+
+
+def test_a_config_needs_neither_torch_nor_transformers():
+    """The command builds its help from it. The package around it is left out: what that imports is its own affair."""
+    code = (
+        "import sys, types; "
+        f"package = types.ModuleType('outeffhop'); package.__path__ = [{str(Path(outeffhop.__file__).parent)!r}]; "
+        "sys.modules['outeffhop'] = package; "
+        "import outeffhop.lab.training.config; "
+        "print([name for name in ('torch', 'transformers', 'accelerate', 'datasets') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_the_package_lists_and_finds_its_names():
+    for name in training.__all__:
+        assert getattr(training, name) is not None
+    assert set(training.__all__) <= set(dir(training))
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        training.trian  # noqa: B018

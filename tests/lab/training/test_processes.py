@@ -115,7 +115,7 @@ def test_two_processes_equal_one(cache, tmp_path):
     assert ended.returncode == 0, ended.stderr[-5000:]
     for name in ("copied", "sharded", "goes-on-copied", "goes-on-sharded"):
         near(tmp_path / "one", tmp_path / name)
-    assert ended.stdout.count("ValueError train.batch_size=9 does not divide by 2 processes") == 2
+    assert ended.stdout.count("ValueError train.batch_size=9 is not divisible by 2 processes") == 2
     assert not RunFolder(tmp_path / "odd").exists
 
     # All of them end at one step, though one alone was told to

@@ -7,7 +7,7 @@ import torch
 from runs import MODELS, SIZES
 
 from outeffhop.lab.training import RunConfig, TrainConfig
-from outeffhop.lab.training.lr_schedule import make_optimizer, make_schedule
+from outeffhop.lab.training.optimization import make_optimizer, make_schedule
 from outeffhop.lab.training.recipes import resolve
 from outeffhop.models import presets
 

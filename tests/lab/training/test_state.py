@@ -9,7 +9,7 @@ import torch
 from runs import METHODS, MODELS, SIZES
 
 from outeffhop.lab.training import RunConfig, RunFolder, training_state
-from outeffhop.lab.training.lr_schedule import make_optimizer
+from outeffhop.lab.training.optimization import make_optimizer
 from outeffhop.lab.training.recipes import resolve
 from outeffhop.models import presets
 

@@ -21,9 +21,11 @@ from outeffhop.lab.data import batches
 from outeffhop.lab.training import RunFolder, resume, train, training_state
 from outeffhop.lab.training.config import to_yaml
 from outeffhop.lab.training.estimate import estimate
-from outeffhop.lab.training.recipes import TASK, resolve
+from outeffhop.lab.training.nonfinite import NotFinite
+from outeffhop.lab.training.recipes import TASK_OF, resolve
 from outeffhop.lab.training.run import prepare_data
-from outeffhop.lab.training.trainer import EpochSampler, NotFinite, RunTrainer
+from outeffhop.lab.training.trainer import EpochSampler, RunTrainer
+from outeffhop.methods import Method
 from outeffhop.metrics import metric_for
 from outeffhop.models import model_summary
 from outeffhop.models.checkpoint import load_checkpoint
@@ -78,6 +80,24 @@ def test_each_method_is_trained(method, cache, tmp_path):
     assert model_summary(load_checkpoint(tmp_path / "a" / "model")).method.startswith(method)
 
 
+def test_a_method_is_read_once_and_carried(cache, tmp_path, monkeypatch):
+    """Its text is parsed where the config is resolved, where the model is built and for the card, and nowhere else.
+
+    What models read of their own configs is their own affair.
+    """
+    parse, where = Method.parse, []
+
+    def counted(text):
+        caller = sys._getframe(1).f_code.co_filename
+        if isinstance(text, str) and not caller.endswith("persistence.py"):
+            where.append(caller)
+        return parse(text)
+
+    monkeypatch.setattr(Method, "parse", staticmethod(counted))
+    train(config("opt", tmp_path / "a", cache, method="gated-outeffhop(init=0.3)"), quiet=True)
+    assert 0 < len(where) <= 3, where
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_what_a_run_leaves(model, whole_run):
     out = whole_run(model)
@@ -103,7 +123,7 @@ def test_the_saved_model_has_the_result(model, whole_run):
     run = RunFolder(out).config()
     loaded, prepared = load_checkpoint(out / "model"), prepare_data(run)
     assert model_summary(loaded).method == run.method == "outeffhop"
-    found = metric_for(TASK[model])(loaded, batches(prepared.validation, prepared.eval_collate, 8, limit=2))
+    found = metric_for(TASK_OF[model])(loaded, batches(prepared.validation, prepared.eval_collate, 8, limit=2))
     assert found == pytest.approx(result(out)["metrics"], rel=1e-6)
 
 
@@ -149,7 +169,7 @@ def test_accumulation_changes_nothing(model, cache, tmp_path):
     assert furthest(weights(tmp_path / "1"), weights(tmp_path / "4")) < 1e-5
 
 
-def test_accumulation_without_the_mending(cache, tmp_path, monkeypatch):
+def test_accumulation_without_our_scaling(cache, tmp_path, monkeypatch):
     """The model takes the number of items and does not use it: Trainer's own loss is four times too large."""
     whole = run_with("bert", tmp_path / "1", cache)
     monkeypatch.setattr(RunTrainer, "compute_loss", Trainer.compute_loss)
@@ -313,20 +333,20 @@ def overflow(model):
         (lambda t, m, i: overflow(m), r"activations not finite, first in model\.decoder\.layers\.1\.fc"),
     ],
 )
-def test_a_loss_that_is_no_number(harm, tensors, cache, tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite(harm, tensors, cache, tmp_path, monkeypatch):
     at_call(monkeypatch, 7, harm)
     with pytest.raises(NotFinite, match=rf"at step 7 \({tensors}.*last good checkpoint is .*checkpoint-4"):
         train(config("opt", tmp_path / "a", cache), quiet=True)
     assert checkpoints(tmp_path / "a") == ["checkpoint-4"]
 
 
-def test_data_that_are_no_numbers(cache, tmp_path, monkeypatch):
+def test_data_that_is_not_finite(cache, tmp_path, monkeypatch):
     at_call(monkeypatch, 2, lambda t, m, i: i["past_values"].view(-1)[:1].fill_(float("nan")))
     with pytest.raises(NotFinite, match=r"at step 2 \(the data: past_values is not finite\); there is no checkpoint"):
         train(config("stanhop", tmp_path / "a", cache), quiet=True)
 
 
-def test_weights_that_are_no_numbers_are_not_saved(cache, tmp_path, monkeypatch):
+def test_weights_that_are_not_finite_are_not_saved(cache, tmp_path, monkeypatch):
     """A gradient that is not finite, of a loss that is, in the very step that is saved."""
 
     def harm(trainer, model, inputs):
@@ -367,7 +387,7 @@ def test_a_signal_checkpoints_and_ends(kind, step, whole_run, cache, tmp_path):
 
 
 def test_a_signal_to_all_processes_of_a_job(cache, tmp_path):
-    """Those that load data are needed to finish the step. The signal comes from without, as from a scheduler."""
+    """Workers that load data are needed to finish the step. The signal comes from outside, as from a scheduler."""
     send = "import os, signal, sys; [os.kill(int(who), signal.SIGTERM) for who in sys.argv[1:]]"
 
     def everyone(*_):

@@ -5,7 +5,7 @@ from runs import DATA, MODELS, SIZES, config, weights
 
 from outeffhop.cli.main import main
 from outeffhop.lab.training import RunFolder, TrainConfig, train
-from outeffhop.lab.training.lr_schedule import make_optimizer
+from outeffhop.lab.training.optimization import make_optimizer
 from outeffhop.models import model_summary, presets
 from outeffhop.models.checkpoint import load_checkpoint
 

@@ -14,6 +14,7 @@ import torch
 from outeffhop.lab.paper.experiment import Settings
 from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
 from outeffhop.lab.training.recipes import resolve
+from outeffhop.models import presets
 
 __all__ = [
     "DATA",
@@ -139,7 +140,7 @@ def run_config(
         RunConfig(
             model=model,  # type: ignore[arg-type]
             preset=settings.scale,
-            method=method,
+            method=str(presets.paper_method(model, method)),
             data=spec,
             out="unnamed",
             changes=fields,

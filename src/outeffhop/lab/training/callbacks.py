@@ -1,4 +1,4 @@
-"""What happens beside the steps: lines of metrics, a progress bar, an orderly end."""
+"""Callbacks: metrics.jsonl and progress, interruption by a signal, early stopping."""
 
 from __future__ import annotations
 
@@ -12,27 +12,25 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
 
-from outeffhop.lab.training.trainer import RunTrainer
+from outeffhop.lab.training.rundir import RunFolder
 
 __all__ = ["Journal", "Interrupt", "Patience"]
 
 
 class Journal(TrainerCallback):
-    """metrics.jsonl, and what the terminal shows: a bar where it is one, plain lines where it is not."""
+    """Writes metrics.jsonl and shows progress: a bar in a terminal, plain lines elsewhere."""
 
-    def __init__(self, samples_per_step: int, tokens_per_sample: int | None, quiet: bool = False) -> None:
-        self.trainer: RunTrainer | None = None
-        self.samples, self.tokens, self.quiet = samples_per_step, tokens_per_sample, quiet
+    def __init__(self, folder: RunFolder, samples_per_step: int, tokens_per_sample: int | None, quiet: bool) -> None:
+        self.folder, self.quiet = folder, quiet
+        self.samples, self.tokens = samples_per_step, tokens_per_sample
         self.shown: dict[str, float] = {}
         self._bar: Any = None
         self._since = (0.0, 0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.trainer is not None:
-            self.trainer.restore_loss()
         self._since = (time.perf_counter(), state.global_step)
         if state.is_world_process_zero and not self.quiet and state.global_step:
-            print(f"going on from step {state.global_step} of {state.max_steps}", flush=True)
+            print(f"resuming from step {state.global_step} of {state.max_steps}", flush=True)
         if state.is_world_process_zero and not self.quiet and sys.stdout.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -47,7 +45,7 @@ class Journal(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         logs = {k: v for k, v in (logs or {}).items() if isinstance(v, int | float) and not k.startswith("train_")}
-        if self.trainer is None or not state.is_world_process_zero or "total_flos" in logs:
+        if not state.is_world_process_zero or "total_flos" in logs:
             return
         if "loss" in logs:
             begun, step = self._since
@@ -57,7 +55,7 @@ class Journal(TrainerCallback):
             name = "tokens_per_second" if self.tokens else "samples_per_second"
             logs[name] = per_second * (self.tokens or 1)
         if "max_inf_norm" not in logs:  # written with its tensors already
-            self.trainer.note(logs)
+            self.folder.append({"step": state.global_step, **logs})
         self.shown.update(logs)
         self._show(state, logs)
 
@@ -87,11 +85,11 @@ def _short(name: str) -> str:
 
 
 class Interrupt(TrainerCallback):
-    """Ctrl-C or SIGTERM: the step is finished, a checkpoint written, and training ends. A second one ends at once."""
+    """Ctrl-C or SIGTERM: finishes the step, writes a checkpoint, and ends training. A second one ends it at once."""
 
     def __init__(self) -> None:
         self.wanted = False  # by a signal to this process
-        self.ended = False  # training, for all processes
+        self.ended = False  # training has ended, on all processes
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -111,7 +109,7 @@ class Interrupt(TrainerCallback):
         self.wanted = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        # all processes end at the same step, or some would wait for ever; they ask each other now and then
+        # all processes must end at the same step, or some would wait forever; they ask each other at every log
         if args.world_size == 1 or state.global_step % args.logging_steps == 0:
             self._agree(args)
         if self.ended:
@@ -131,21 +129,21 @@ class Interrupt(TrainerCallback):
 
 
 class Patience(TrainerCallback):
-    """Ends training when the chief metric has not improved for some evaluations, as its history has them."""
+    """Ends training when the chief metric has not improved for some evaluations."""
 
     def __init__(self, patience: int, metric: str, greater_is_better: bool) -> None:
         self.patience, self.metric, self.greater = patience, metric, greater_is_better
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        control = self.on_evaluate(args, state, control)  # it may have ended before a kill
-        control.should_save = False  # then it was saved
-        return control
+    def spent(self, history: list[dict[str, float]]) -> bool:
+        """Whether the metrics logged so far end training."""
+        values = [line[self.metric] for line in history if self.metric in line]
+        if len(values) <= self.patience:
+            return False
+        best = max if self.greater else min
+        before, after = best(values[: -self.patience]), best(values[-self.patience :])
+        return (after <= before) if self.greater else (after >= before)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        values = [line[self.metric] for line in state.log_history if self.metric in line]
-        best = max if self.greater else min
-        if len(values) > self.patience:
-            before, after = best(values[: -self.patience]), best(values[-self.patience :])
-            if (after <= before) if self.greater else (after >= before):
-                control.should_training_stop = control.should_save = True  # the last step is always saved
+        if self.spent(state.log_history):
+            control.should_training_stop = control.should_save = True  # the last step is always saved
         return control

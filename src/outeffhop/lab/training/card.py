@@ -1,7 +1,7 @@
 """A finished run's model card: README.md beside the weights, as the Hugging Face hub reads it.
 
-It says what the run's own files say, and no more. Folders are named by their last part alone: a card is for
-others, and where a file lay is not their affair.
+It is made from the run's own files. Only the last part of a folder's path is shown: a card is for others, who need
+not know where files were stored.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import re
 import shutil
 from os.path import expanduser
 from pathlib import Path
-from typing import Any
-
-from huggingface_hub import EvalResult, ModelCardData
+from typing import TYPE_CHECKING, Any
 
 from outeffhop._io import from_plain, write_whole
 from outeffhop.lab.training.config import RunConfig
-from outeffhop.lab.training.recipes import TASK, paper_steps
+from outeffhop.lab.training.recipes import TASK_OF, paper_steps
 from outeffhop.lab.training.rundir import RunFolder
 from outeffhop.methods import Method
 from outeffhop.models import presets
-from outeffhop.quantization.quantization_report import QuantizationReport
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCardData
+
+    from outeffhop.quantization.quantization_report import QuantizationReport
 
 __all__ = ["CARD", "model_card", "write_card", "save_pretrained"]
 
@@ -38,36 +40,40 @@ _PIPELINE = {
 
 
 def write_card(run: RunFolder) -> None:
-    """Writes the card of a finished run anew, with the ``quantization.json`` that lies in its folder, if any."""
+    """Writes the card of a finished run again, with the ``quantization.json`` in its folder, if there is one."""
+    from outeffhop.quantization.quantization_report import QuantizationReport
+
     result = _finished(run)
     report = run.path / "quantization.json"
     quantized = QuantizationReport.load(report) if report.is_file() else None
-    write_whole(run.model / CARD, model_card(run, result, quantized))
+    write_whole(run.model / CARD, model_card(run, run.config(), result, quantized))
 
 
 def save_pretrained(run: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Copies the model of a finished run, its tokenizer and its card to a new folder, fit for the hub.
+    """Copies the model of a finished run, its tokenizer and its card to a new folder, ready for the hub.
 
-    A model that was loaded and is saved by its own ``save_pretrained`` has no card: it may be another model by then.
+    A loaded model's own ``save_pretrained`` writes no card: the model may have changed by then.
     """
     folder, target = RunFolder(Path(run)), Path(path)
     _finished(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"path={str(target)!r} exists and is not overwritten: choose a new or an empty folder")
+        raise ValueError(f"path={str(target)!r} exists and is never overwritten: choose a new or an empty folder")
     write_card(folder)
     shutil.copytree(folder.model, target, dirs_exist_ok=True)
 
 
-def model_card(run: RunFolder, result: dict[str, Any], quantized: QuantizationReport | None = None) -> str:
-    """The card's text; ``result`` is what ``result.json`` holds or will hold."""
-    config = run.config()
+def model_card(
+    run: RunFolder, config: RunConfig, result: dict[str, Any], quantized: QuantizationReport | None = None
+) -> str:
+    """The card's text; ``config`` is the run's, ``result`` what ``result.json`` holds or will hold."""
+    method = Method.parse(config.method)
     env = json.loads((run.path / "env.json").read_text(encoding="utf-8"))
     name = _plain(run.path.resolve().name)
     body = "\n\n".join(
         part
         for part in (
             f"# {_text(name)}",
-            _opening(config, env, result),
+            _opening(config, method, env, result),
             _loading(config),
             _numbers(config, result),
             _quantized(quantized),
@@ -75,18 +81,20 @@ def model_card(run: RunFolder, result: dict[str, Any], quantized: QuantizationRe
         )
         if part
     )
-    return f"---\n{_metadata(name, config, result).to_yaml()}\n---\n\n{body}\n"
+    return f"---\n{_metadata(name, config, method, result).to_yaml()}\n---\n\n{body}\n"
 
 
 def _finished(run: RunFolder) -> dict[str, Any]:
     if not run.finished:
-        raise ValueError(f"{str(run.path)!r} holds no finished run: a card tells how one ended")
+        raise ValueError(f"{str(run.path)!r} is not a finished run, so it has no card yet")
     found: dict[str, Any] = from_plain(json.loads((run.path / "result.json").read_text(encoding="utf-8")))
     return found
 
 
-def _metadata(name: str, config: RunConfig, result: dict[str, Any]) -> ModelCardData:
-    pipeline, source = _PIPELINE[TASK[config.model]], _source(config.data)
+def _metadata(name: str, config: RunConfig, method: Method, result: dict[str, Any]) -> ModelCardData:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    pipeline, source = _PIPELINE[TASK_OF[config.model]], _source(config.data)
     hub = config.data.removeprefix("hub:").strip("/").split("/")[:2] if config.data.startswith("hub:") else []
     results = [
         EvalResult(
@@ -103,24 +111,24 @@ def _metadata(name: str, config: RunConfig, result: dict[str, Any]) -> ModelCard
     return ModelCardData(
         library_name="transformers",
         pipeline_tag=pipeline,
-        tags=["outeffhop", config.model, Method.parse(config.method).name],
+        tags=["outeffhop", config.model, method.name],
         datasets="/".join(hub) or None,
         model_name=name,
         eval_results=results or None,
     )
 
 
-def _opening(config: RunConfig, env: dict[str, Any], result: dict[str, Any]) -> str:
+def _opening(config: RunConfig, method: Method, env: dict[str, Any], result: dict[str, Any]) -> str:
     preset = presets.MODELS[config.model]
-    millions = preset.paper_parameters[Method.parse(config.method).gate is not None]
-    begun = f" It goes on from the checkpoint {_code(Path(config.init).name)}." if config.init else ""
-    early = ", where the validation metric no longer improved" if result["stopped_early"] else ""
+    millions = preset.paper_parameters[method.gate is not None]
+    begun = f" Training started from the checkpoint {_code(Path(config.init).name)}." if config.init else ""
+    early = ", until the validation metric no longer improved" if result["stopped_early"] else ""
     return (
         f"{_NAME[config.model]} with the attention method {_code(config.method)}, trained on "
         f"{_code(_source(config.data))} by outeffhop (the Outlier-Efficient Modern Hopfield Model).{begun}\n\n"
         f"**Scale.** {env['parameters']:,} parameters, {result['steps']:,} steps of {config.train.batch_size:,} "
         f"samples{early}. The paper's model of this kind has {millions:g} million parameters and a recipe of up to "
-        f"{paper_steps(config.model):,} steps: read the numbers below beside these."
+        f"{paper_steps(config.model):,} steps; compare the numbers below with that in mind."
     )
 
 
@@ -130,7 +138,7 @@ def _loading(config: RunConfig) -> str:
     return f"""## How to load
 
 ```python
-import outeffhop  # makes its attention methods known to transformers
+import outeffhop  # registers its attention methods with transformers
 from {where} import {kind.__name__}
 model = {kind.__name__}.from_pretrained(".")  # this folder, or its name on the hub
 ```"""
@@ -138,28 +146,29 @@ model = {kind.__name__}.from_pretrained(".")  # this folder, or its name on the 
 
 def _numbers(config: RunConfig, result: dict[str, Any]) -> str:
     few = config.train.eval_batches
-    part = f"{_many(few, 'batch', 'batches')} at most" if few else "all of it"
+    part = f"at most {_many(few, 'batch', 'batches')}" if few else "all of it"
     rows = [(_text(metric), f"{value:.6g}") for metric, value in result["metrics"].items()]
     outliers = [(n, f"{result[n.replace(' ', '_')]:.6g}") for n in ("max inf norm", "avg kurtosis")]
     return (
-        f"## Numbers\n\nOf the last step, on the validation set, {part}.\n\n{_table(('metric', 'value'), rows)}\n\n"
-        "Outliers as the paper measures them; a Gaussian has kurtosis 3. On the validation set, "
-        f"{_many(config.train.outlier_batches, 'batch', 'batches')} at most.\n\n"
+        f"## Numbers\n\nAfter the last step, on the validation set ({part}).\n\n{_table(('metric', 'value'), rows)}\n\n"
+        "Outliers as the paper measures them, on at most "
+        f"{_many(config.train.outlier_batches, 'batch', 'batches')} of the validation set. "
+        "A Gaussian has kurtosis 3.\n\n"
         f"{_table(('outliers', 'value'), outliers)}"
     )
 
 
 def _quantized(report: QuantizationReport | None) -> str:
     if report is None:
-        return "## Quantized\n\nNot measured yet: `outeffhop quantize RUN --out RUN` does, and puts it here."
+        return "## Quantized\n\nNot measured yet: `outeffhop quantize RUN --out RUN` measures it and adds it here."
     rows = [
         (_text(metric), f"{report.full[metric]:.6g}", f"{report.mean(metric):.6g} ± {report.std(metric):.2g}")
         for metric in report.quantized
     ]
     about = (
-        f"Simulated {_code(report.scheme)}, mean and spread over {_many(len(report.seeds), 'draw')} of "
-        f"{_many(report.calibration_batches, 'batch', 'batches')} to calibrate on, measured on "
-        f"{_many(report.evaluation_batches, 'batch', 'batches')}."
+        f"Simulated {_code(report.scheme)}, measured on {_many(report.evaluation_batches, 'batch', 'batches')}. "
+        f"Mean and spread over {_many(len(report.seeds), 'draw')} of "
+        f"{_many(report.calibration_batches, 'calibration batch', 'calibration batches')}."
     )
     return f"## Quantized\n\n{about}\n\n{_table(('metric', 'floating point', _text(report.scheme.split()[0])), rows)}"
 
@@ -175,10 +184,10 @@ def _making(config: RunConfig, env: dict[str, Any], result: dict[str, Any]) -> s
         ("optimizer", f"{train.optimizer}, lr {train.lr:g}, {train.schedule}, {train.precision}"),
         ("seed", str(train.seed)),
         ("device", _code(f"{env['device']} × {env['processes']}")),
-        ("begun", _text(env["began"])),
+        ("started", _text(env["began"])),
         ("versions", _text(f"Python {env['python']}, {packages}")),
     ]
-    return f"## How it was made\n\n{_table(('', ''), rows)}\n\nNo licence is stated: whoever publishes it adds one."
+    return f"## How it was made\n\n{_table(('', ''), rows)}\n\nNo licence is stated: add one before you publish it."
 
 
 def _many(count: int, one: str, more: str | None = None) -> str:
@@ -186,23 +195,23 @@ def _many(count: int, one: str, more: str | None = None) -> str:
 
 
 def _source(spec: str) -> str:
-    """The data by name: a path's last part alone."""
+    """The data by name: only the last part of a path."""
     known = spec.startswith(("builtin:", "hub:"))
     return _plain(spec if known else Path(expanduser(spec)).resolve().name)
 
 
 def _plain(text: str) -> str:
-    """On one line, without what no name should hold."""
+    """On one line, without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split()) or "unnamed"
 
 
 def _text(text: str) -> str:
-    """As Markdown that shows these very characters."""
+    """Escaped, so that Markdown shows the characters as they are."""
     return re.sub(r"([\\`*_{}\[\]()<>#|~!&])", r"\\\1", _plain(text))
 
 
 def _code(text: str) -> str:
-    """A code span, whatever the text holds."""
+    """A code span for any text."""
     text = _plain(text).replace("|", "\\|")
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     gap = " " if "`" in text else ""

@@ -1,4 +1,4 @@
-"""What would end a run somewhere deep inside is said before it begins, and its folder is not used up."""
+"""Checks before a run begins: a mistake is reported by name, and the run's folder stays unused."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["check_device", "check_run", "chosen_tensors", "misfit"]
 
 
 def check_device(train: TrainConfig) -> None:
-    """The device and the precision that are asked for are to be had here."""
+    """Checks that the device and the precision asked for are available here."""
     on_cpu = train.device == "cpu" or not torch.cuda.is_available()
     if train.device == "cuda" and on_cpu:
-        raise ValueError("train.device='cuda', but there is no CUDA device here: leave it out, or say cpu")
+        raise ValueError("train.device='cuda': there is no CUDA device here, leave it out or choose cpu")
     if train.precision == "fp16" and on_cpu:
-        raise ValueError("train.precision='fp16' needs a GPU: bf16 and fp32 serve on a CPU")
+        raise ValueError("train.precision='fp16' needs a GPU: choose bf16 or fp32 on a CPU")
 
 
 def check_run(config: RunConfig, model: Any, prepared: Prepared) -> None:
-    """The model of a resolved config, its data and its settings serve each other."""
+    """Checks that the model of a resolved config, its data and its settings fit each other."""
     train, kind = config.train, type(model).__name__
     if len(prepared.train) < (train.batch_size or 1):
         raise ValueError(
@@ -37,12 +37,12 @@ def check_run(config: RunConfig, model: Any, prepared: Prepared) -> None:
     if unfit is not None:
         name, wanted, has = unfit
         theirs = f"changes.{name}={has!r}" if config.init is None else f"the model of init={config.init!r} {has!r}"
-        raise ValueError(f"data={config.data!r} has {name}={wanted}, {theirs}: they do not fit")
+        raise ValueError(f"data={config.data!r} has {name}={wanted}, {theirs}: they must agree")
     longest = getattr(model.config, "max_position_embeddings", None)
     if prepared.tokenizer is not None and longest is not None and (config.samples.length or 0) > longest:
         raise ValueError(f"samples.length={config.samples.length}: the model has {longest} positions")
     if train.gradient_checkpointing and not model.supports_gradient_checkpointing:
-        raise ValueError(f"train.gradient_checkpointing=True: {kind} cannot, leave it out")
+        raise ValueError(f"train.gradient_checkpointing=True: {kind} does not support it, leave it out")
     try:
         pick(model, chosen_tensors(train))
     except ValueError as error:
@@ -50,7 +50,7 @@ def check_run(config: RunConfig, model: Any, prepared: Prepared) -> None:
 
 
 def misfit(prepared: Prepared, config: Any, has_labels: bool = True) -> tuple[str, int, Any] | None:
-    """The first field of a model's config that its data does not fit: its name, what the data has, what the model."""
+    """The first field of a model's config that its data does not fit: its name, the data's value, the model's."""
     for name, wanted in prepared.changes.items():
         has = getattr(config, name, wanted)
         fits = wanted <= has if name in ("vocab_size", "num_labels") else wanted == has

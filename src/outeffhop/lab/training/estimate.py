@@ -1,7 +1,7 @@
-"""What a run will cost, before it is begun: parameters, work, time and memory.
+"""What a run will cost: parameters, operations, time and memory.
 
-The work of one step is counted, not guessed: forward and backward run on tensors without contents, which a counter
-of floating point operations and one of saved activations watch. Time and memory that follow are estimates, and say so.
+The operations of one step are counted: forward and backward run on fake tensors, which have shapes and no contents,
+while floating point operations and saved activations are recorded. Time and memory are estimates derived from these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outeffhop.lab.training.run import build
 
 __all__ = ["Estimate", "estimate"]
 
-# Of a large matrix product's speed, what a whole training step is taken to reach: an assumption, not a measurement.
+# The share of a large matrix product's speed that a training step is assumed to reach; not measured.
 _SHARE = 0.4
 
 
@@ -33,12 +33,12 @@ class Estimate:
 
     Attributes:
         parameters: of the model, gates and sinks included.
-        samples_per_step, tokens_per_step: tokens are None where data is no text.
+        samples_per_step, tokens_per_step: tokens are None for data other than text.
         epochs: passes over the training set.
-        flops_per_step: floating point operations of matrix products, forward and backward; those inside a fused
-            attention kernel are not seen.
-        seconds: of the whole run on this device, if it reaches 0.4 of the speed of a large matrix product.
-        memory_mib: of weights, gradients, optimizer and saved activations on one device.
+        flops_per_step: floating point operations of matrix products, forward and backward, without those inside a
+            fused attention kernel.
+        seconds: for the whole run on this device, at 0.4 of the speed of a large matrix product.
+        memory_mib: for weights, gradients, optimizer and saved activations on one device.
     """
 
     parameters: int
@@ -51,7 +51,7 @@ class Estimate:
 
 
 def estimate(config: RunConfig, prepared: Prepared) -> Estimate:
-    """Of a resolved config and its data, on the device here; what could not be trained is refused as it is there."""
+    """The cost of a resolved config on this device; raises for what ``train`` would refuse."""
     train = config.train
     check_device(train)
     batch_size = train.batch_size or 1
@@ -62,18 +62,18 @@ def estimate(config: RunConfig, prepared: Prepared) -> Estimate:
     def keep(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
         kept[id(storage), storage.nbytes()] = storage.nbytes()
-        held.append(storage)  # or its id might be given to another
+        held.append(storage)  # its id could be reused otherwise
         return saved
 
     held: list[Any] = []
-    with nullcontext() if config.init else torch.device("meta"):  # a checkpoint's weights are read, and let go
+    with nullcontext() if config.init else torch.device("meta"):  # a checkpoint's weights are read, and dropped
         empty: Any = build(config, prepared.changes)
         check_run(config, empty, prepared)
         empty.to("meta")
     with FakeTensorMode(allow_non_fake_inputs=True):
-        # in evaluation mode: OPT asks a random number whether to drop a layer, and these tensors have no contents
+        # in evaluation mode: OPT draws a number to decide whether to drop a layer, and fake tensors have no values
         model: Any = empty.to_empty(device="cpu").eval()
-        model.tie_weights()  # which ``to_empty`` has parted
+        model.tie_weights()  # to_empty has untied them
         if hasattr(model.config, "use_cache"):
             model.config.use_cache = False
         weights = {id(p.untyped_storage()) for p in model.parameters()}
@@ -102,7 +102,7 @@ def estimate(config: RunConfig, prepared: Prepared) -> Estimate:
 
 
 def _speed(precision: str, device: str | None) -> float:
-    """Floating point operations a second of a large matrix product here."""
+    """Floating point operations per second of a large matrix product on this device."""
     on = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     size = 4096 if on == "cuda" else 512

@@ -1,4 +1,4 @@
-"""What broke, where a loss is not finite."""
+"""A loss that is not finite: when it happened, and what broke."""
 
 from __future__ import annotations
 
@@ -8,7 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["broken_weights", "what_broke"]
+__all__ = ["LossWatch", "NotFinite", "broken_weights", "what_broke"]
+
+
+class NotFinite(RuntimeError):
+    """Training cannot go on: the loss or the weights are not finite."""
+
+
+class LossWatch:
+    """The first step whose loss was not finite, kept on the device: only reading it waits for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._step = torch.full((), -1, dtype=torch.long, device=device)
+
+    def see(self, loss: Tensor, step: int) -> None:
+        first = ~torch.isfinite(loss) & (self._step < 0)
+        self._step = torch.where(first, torch.full_like(self._step, step), self._step)
+
+    def bad_step(self) -> int | None:
+        step = int(self._step)
+        return None if step < 0 else step
 
 
 def broken_weights(model: nn.Module) -> list[str]:
@@ -17,7 +36,7 @@ def broken_weights(model: nn.Module) -> list[str]:
 
 
 def what_broke(model: nn.Module, inputs: dict[str, Tensor] | None) -> str:
-    """In words: weights, else data, else the activations that were first in a forward with these inputs."""
+    """In words: weights, else data, else the first activations in a forward pass with these inputs."""
     weights = broken_weights(model)
     if weights:
         return f"weights not finite: {', '.join(weights[:5])}"

@@ -1,4 +1,4 @@
-"""Several processes of one run: which of them is lost, where the others have waited in vain."""
+"""Names the processes of a run that no longer answer, when the others have waited for them too long."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from outeffhop.lab.training.rundir import RunFolder
 
 __all__ = ["roll_call"]
 
-_GRACE = 10.0  # seconds; the others reach the end of their own waiting a little later
-# what gloo, NCCL and the store say of a partner that is silent or gone; their errors have no type of their own
+_GRACE = 10.0  # seconds; the other processes time out a little later
+# how gloo, NCCL and the store report a silent or lost partner; their errors have no type of their own
 _LOST = re.compile(r"gloo|NCCL|timed out|timeout|connection (reset|closed|refused)|broken pipe", re.IGNORECASE)
 
 
 @contextmanager
 def roll_call(folder: RunFolder, timeout: int) -> Iterator[None]:
-    """Within it, an error of communication says which processes no longer answer. Training is initialised already."""
+    """Within it, a communication error names the processes that no longer answer. The process group must exist."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         yield
         return
-    # beside the process group's own, which is of no use once it has failed
+    # a store besides the process group's own, which is unusable once it has failed
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=60))
     known = PrefixStore(f"outeffhop-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
@@ -43,13 +43,13 @@ def roll_call(folder: RunFolder, timeout: int) -> Iterator[None]:
         names = ", ".join(f"{i} ({_where(known, i)})" for i in lost)
         last = folder.last_checkpoint()
         raise RuntimeError(
-            f"of {size} processes, no answer from: {names}; the others waited train.timeout={timeout} seconds at most; "
+            f"of {size} processes, no answer from: {names}; the others waited up to train.timeout={timeout} seconds; "
             + (f"the last checkpoint is {last}" if last else "there is no checkpoint yet")
         ) from error
 
 
 def _silent(known: Store, rank: int, size: int) -> list[int]:
-    """Those that do not say in time that they are there."""
+    """The processes that do not report in time."""
     known.set(f"here-{rank}", "")
     deadline = time.monotonic() + _GRACE
     while True:
@@ -61,4 +61,4 @@ def _silent(known: Store, rank: int, size: int) -> list[int]:
 
 def _where(known: Store, rank: int) -> str:
     key = f"where-{rank}"
-    return known.get(key).decode() if known.check([key]) else "which never began"
+    return known.get(key).decode() if known.check([key]) else "never started"

@@ -1,4 +1,4 @@
-"""The recipe of each model and size: what the paper trained with, and what fits two CPU cores or one GPU."""
+"""The recipe of each model and size: the paper's, and ours for two CPU cores or one GPU."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from outeffhop.methods import Method
 from outeffhop.models import presets
 from outeffhop.models.remote_code import refuse_code
 
-__all__ = ["TASK", "resolve", "paper_steps"]
+__all__ = ["TASK_OF", "paper_steps", "resolve"]
 
-# model → what it learns
-TASK = {"bert": "mlm", "opt": "clm", "vit": "classification", "stanhop": "forecasting"}
+# model → the task it learns
+TASK_OF = {"bert": "mlm", "opt": "clm", "vit": "classification", "stanhop": "forecasting"}
 
 _TEXT = dict(optimizer="adamw", clip_norm=1.0, min_lr=0.0, patience=0)
 _BERT = dict(_TEXT, weight_decay=0.01, betas=(0.9, 0.999), schedule="linear")
@@ -40,8 +40,8 @@ _STANHOP = dict(
 _RARE = dict(eval_steps=1000, log_steps=50, save_steps=1000, outlier_steps=1000)
 _OFTEN = dict(eval_steps=200, log_steps=10, save_steps=200, outlier_steps=200)
 
-# "paper" is the paper's recipe; the others are ours, small OPT and BERT at settings where outliers emerge
-_TRAIN: dict[tuple[str, str], dict[str, Any]] = {
+# "paper" is the paper's recipe; the others are ours, with settings for small OPT and BERT at which outliers emerge
+_RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     ("bert", "tiny"): dict(_BERT, lr=1e-3, batch_size=32, max_steps=2000, warmup_steps=200, **_OFTEN),
     ("bert", "small"): dict(_BERT, lr=5e-4, batch_size=256, max_steps=11800, warmup_steps=1000, **_RARE)
     | {"schedule": "cosine"},
@@ -51,7 +51,7 @@ _TRAIN: dict[tuple[str, str], dict[str, Any]] = {
     ("opt", "paper"): dict(_OPT, lr=4e-4, batch_size=192, max_steps=125_000, warmup_steps=2000, **_RARE),
     ("vit", "tiny"): dict(_VIT, lr=1e-3, batch_size=64, max_steps=1000, warmup_steps=50, **_OFTEN),
     ("vit", "small"): dict(_VIT, lr=1e-3, batch_size=256, max_steps=8000, warmup_steps=500, **_RARE),
-    # 150 epochs of ImageNet-1k in batches of 512 × 2 × 5, the first 10 of them to warm up
+    # 150 epochs of ImageNet-1k in batches of 512 × 2 × 5, 10 of them warm-up
     ("vit", "paper"): dict(_VIT, lr=1e-3, batch_size=5120, max_steps=37_500, warmup_steps=2500, **_RARE),
     ("stanhop", "tiny"): dict(_STANHOP, lr=1e-3, batch_size=32, max_steps=1000, **_OFTEN),
     ("stanhop", "small"): dict(_STANHOP, lr=1e-3, batch_size=128, max_steps=4000, **_OFTEN),
@@ -74,45 +74,40 @@ _AT_LEAST_ONE = (
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """A config with no field left open, checked by name."""
-    config = from_dict(to_dict(config))  # one made in Python is held to the same types as a file
+    """Fills in every open field from the recipe, and checks all of them."""
+    config = from_dict(to_dict(config))  # a config made in Python is held to the same types as a file
     if not config.data:
         raise ValueError("data is missing: a spec such as builtin:text, or a path (`outeffhop data` lists them)")
     if config.init is not None:
         config = dataclasses.replace(config, init=_checkpoint(config.init))
-    sizes = _sizes(config)
-    method = config.method
-    chosen = presets.method_for(config.model, method) if config.init is None else Method.parse(method)
-    name = str(chosen)
-    if config.init is None and presets.method_for(config.model, name) != chosen:
-        name = f"{name}()"  # its own defaults were asked for: the bare name would be given the paper's parameters
-    train = _filled(config.train, _TRAIN[config.model, config.preset])
-    _check(train)
-    return dataclasses.replace(config, method=name, train=train, samples=_samples(config, sizes))
+    method = str(Method.parse(config.method))
+    train = _filled(config.train, _RECIPES[config.model, config.preset])
+    _check_train(train)
+    return dataclasses.replace(config, method=method, train=train, samples=_samples(config, _model_config(config)))
 
 
 def paper_steps(model: str) -> int:
-    """How many steps the paper's recipe of a model has at most."""
-    return int(_TRAIN[model, "paper"]["max_steps"])
+    """The most steps that the paper's recipe of a model takes."""
+    return int(_RECIPES[model, "paper"]["max_steps"])
 
 
 def _checkpoint(init: str) -> str:
-    """The folder of the checkpoint itself: a finished run's stands for its model."""
+    """The folder of the checkpoint itself: a finished run stands for its model."""
     run = RunFolder(init)
-    if not run.exists or (run.path / "config.json").is_file():  # a checkpoint may have a config.yaml of others beside
+    if not run.exists or (run.path / "config.json").is_file():  # a checkpoint may hold some other config.yaml
         return str(run.path)
     if not run.finished:
-        raise ValueError(f"init={init!r} is a run that is not finished: name one of its checkpoints, or finish it")
+        raise ValueError(f"init={init!r} is an unfinished run: name one of its checkpoints, or finish it")
     return str(run.model)
 
 
-def _sizes(config: RunConfig) -> Any:
-    """The config of the model to be trained: of its preset, or of the checkpoint it goes on from."""
+def _model_config(config: RunConfig) -> Any:
+    """The config of the model to train, from its preset or from the checkpoint it starts from."""
     preset: PreTrainedConfig = presets.config(config.model, config.preset)
     for name in config.changes:
         if not presets.is_field(preset, name):
             near = did_you_mean(name, preset.to_dict())
-            raise ValueError(f"changes.{name} is no field of {type(preset).__name__}{near}")
+            raise ValueError(f"changes.{name} is not a field of {type(preset).__name__}{near}")
     if config.init is None:
         try:
             return presets.config(config.model, config.preset, **config.changes)
@@ -120,20 +115,22 @@ def _sizes(config: RunConfig) -> Any:
         except (StrictDataclassError, TypeError, AttributeError) as error:
             raise ValueError(f"changes={config.changes!r}: {' '.join(str(error).split())}") from None
     if config.changes:
-        raise ValueError(f"changes={config.changes!r} cannot be made to init={config.init!r}, whose weights have sizes")
+        raise ValueError(
+            f"changes={config.changes!r} cannot be applied to init={config.init!r}: its weights have their sizes"
+        )
     refuse_code(Path(config.init) / "config.json")
     try:
         own: PreTrainedConfig = AutoConfig.from_pretrained(config.init, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"init={config.init!r} is no folder of a checkpoint: {first}") from None
+        raise ValueError(f"init={config.init!r} is not a checkpoint folder: {first}") from None
     if own.model_type != preset.model_type:
         raise ValueError(f"init={config.init!r} holds a {own.model_type}, not model={config.model!r}")
     return own
 
 
 def _samples(config: RunConfig, sizes: Any) -> DataConfig:
-    task = TASK[config.model]
+    task = TASK_OF[config.model]
     recipe: dict[str, Any] = {}
     if task in ("mlm", "clm"):
         recipe = dict(length=min(128 if task == "mlm" else 512, sizes.max_position_embeddings))
@@ -154,25 +151,25 @@ def _filled(given: Any, recipe: dict[str, Any]) -> Any:
     return dataclasses.replace(given, **{k: v for k, v in recipe.items() if getattr(given, k) is None})
 
 
-def _check(train: TrainConfig) -> None:
+def _check_train(train: TrainConfig) -> None:
     for name in _AT_LEAST_ONE:
         value = getattr(train, name)
         if value is not None and value < 1:
-            raise ValueError(f"train.{name}={value}: at least 1 is needed")
+            raise ValueError(f"train.{name}={value}: must be at least 1")
     for name in ("lr", "weight_decay", "clip_norm", "warmup_steps", "patience", "outlier_steps", "min_lr", "workers"):
         value = getattr(train, name)
         if not 0 <= value < float("inf"):
-            raise ValueError(f"train.{name}={value}: a finite number, at least 0, is needed")
+            raise ValueError(f"train.{name}={value}: must be finite and not negative")
     if train.lr and train.schedule != "halving" and (train.min_lr or 0.0) > train.lr:
         raise ValueError(
-            f"train.min_lr={train.min_lr} is above train.lr={train.lr}: the rate would rise to it, lower min_lr as well"
+            f"train.min_lr={train.min_lr} is above train.lr={train.lr}, so the rate would rise: lower min_lr as well"
         )
     if train.betas is not None and not all(0 <= beta < 1 for beta in train.betas):
-        raise ValueError(f"train.betas={train.betas}: numbers from 0 to below 1 are needed")
+        raise ValueError(f"train.betas={train.betas}: each must be at least 0 and below 1")
     if not 0 <= train.seed < 2**32:
-        raise ValueError(f"train.seed={train.seed}: a number from 0 to 2³² − 1 is needed")
+        raise ValueError(f"train.seed={train.seed}: must be from 0 to 2³² − 1")
     if train.batch_size is not None and train.batch_size % train.accumulate:
         raise ValueError(
-            f"train.batch_size={train.batch_size} does not divide by train.accumulate={train.accumulate}: "
+            f"train.batch_size={train.batch_size} is not divisible by train.accumulate={train.accumulate}: "
             "batch_size counts the samples of a whole step"
         )

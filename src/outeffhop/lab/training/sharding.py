@@ -1,4 +1,4 @@
-"""FSDP: the weights of a model spread over the processes of torchrun, on GPUs or (gloo) CPUs."""
+"""FSDP: a model's weights sharded over the processes of torchrun, on GPUs or (gloo) CPUs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def shard(model: Any, device: torch.device, precision: str) -> None:
-    """In place: every transformer block is gathered while it is at work, and no longer.
+    """Shards a model in place; the weights of each transformer block are gathered only while it is computed.
 
-    accelerate leaves FSDP out on CPUs without a word, hence PyTorch's own here, on every device alike.
+    This is PyTorch's own, on every device: accelerate silently skips FSDP on CPUs.
     """
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     dtype = _PRECISION.get(precision)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
     blocks = set(model._no_split_modules or ())
-    # weights that two places share (embedding and head) stay with the whole
+    # weights used in two places (embedding and head) are sharded with the whole model
     every = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
     shared = {i for i, count in Counter(every).items() if count > 1}
     for module in list(model.modules()):
@@ -34,7 +34,7 @@ def shard(model: Any, device: torch.device, precision: str) -> None:
 
 
 class Sharded(nn.Module):
-    """A sharded model as Trainer sees it: wrapped already, and not to be wrapped for DDP."""
+    """A sharded model for ``Trainer.model_wrapped``: Trainer takes it as wrapped already, and adds no DDP."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The state of training beside the weights, as safetensors and JSON: optimizer, schedule, scaler, random numbers.
+"""Weights, optimizer state and random number generators as safetensors and JSON.
 
-Nothing here is ever unpickled. Optimizer state is kept by parameter name and whole, whether the weights are on
-one device, copied or sharded, so a run may go on with another number of processes.
+Nothing here is ever unpickled. Optimizer state is saved whole and by parameter name, whether the weights are on one
+device, copied or sharded, so a run may resume with another number of processes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = [
 ]
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_SEPARATOR = "|"  # between a parameter's name and the state's; neither has it
+_SEPARATOR = "|"  # between the names of a parameter and of its state; neither contains it
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor] | None:
-    """The whole weights of a sharded model, each once; None where the model holds them itself. Collective."""
+    """The whole weights of a sharded model, tied ones once; None for a model that is not sharded. Collective."""
     if not isinstance(model, FSDPModule):
         return None
     state: dict[str, Any] = get_model_state_dict(model, options=_WHOLE)
@@ -49,7 +49,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor] | None:
 
 
 def load_model_state(model: Any, folder: Path) -> None:
-    """The weights ``save_pretrained`` wrote, by way of ``from_pretrained``: a file may have other names for them."""
+    """Loads what ``save_pretrained`` wrote, through ``from_pretrained``: a file may have other names for weights."""
     found = type(model).from_pretrained(folder, config=model.config, local_files_only=True, use_safetensors=True)
     state = found.state_dict()
     if isinstance(model, FSDPModule):
@@ -60,7 +60,7 @@ def load_model_state(model: Any, folder: Path) -> None:
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """By parameter name. Collective where the model is sharded."""
+    """Optimizer state by parameter name. Collective for a sharded model."""
     return dict(get_optimizer_state_dict(model, optimizer, options=_WHOLE))
 
 
@@ -92,7 +92,7 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: P
 
 
 def save_random_state(folder: Path, rank: int) -> None:
-    """Of Python, numpy, torch's CPU and this process's GPU."""
+    """Saves the generators of Python, NumPy, torch on the CPU and torch on this process's GPU."""
     _, keys, position, has_gauss, gauss = np.random.get_state()
     tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
     if torch.cuda.is_available():
@@ -103,7 +103,7 @@ def save_random_state(folder: Path, rank: int) -> None:
 
 
 def load_random_state(folder: Path, rank: int) -> None:
-    """Where the run had fewer processes then, a new one keeps its own seed."""
+    """Restores the generators; a process that the run did not have before keeps its own seed."""
     if not (folder / f"random-{rank}.safetensors").is_file():
         return
     tensors = load_file(folder / f"random-{rank}.safetensors")

@@ -1,4 +1,4 @@
-"""The optimizer and its learning rate, as the paper's recipes have them."""
+"""The optimizer and the learning rate schedule of the paper's recipes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["make_optimizer", "make_schedule"]
 
 
 def make_optimizer(model: nn.Module, train: TrainConfig, decay_norms: bool) -> Optimizer:
-    """Adam or AdamW. Biases and what a method learns are not decayed; the scales of norms only with ``decay_norms``."""
+    """Adam or AdamW. Weight decay leaves out biases, a method's own parameters and, unless ``decay_norms``, norms."""
     norms = {
         f"{name}.{own}" if name else own
         for name, module in model.named_modules()
@@ -43,7 +43,7 @@ def make_optimizer(model: nn.Module, train: TrainConfig, decay_norms: bool) -> O
 
 
 def make_schedule(optimizer: Optimizer, train: TrainConfig, steps_per_epoch: int) -> LambdaLR:
-    """Linear or cosine to ``min_lr`` after warm-up, or halved after every two epochs."""
+    """Linear or cosine decay to ``min_lr`` after warm-up, or halving after every two epochs."""
     return LambdaLR(optimizer, _factor(train, steps_per_epoch))
 
 
