@@ -67,8 +67,12 @@ __getattr__, __dir__, _ = lazy_loader.attach(
 @wrapt.when_imported("transformers.modeling_utils")
 def _register(_: Any) -> None:
     """Makes the methods known to transformers, right now if it is loaded already."""
-    from outeffhop.models.interface import register
-    from outeffhop.models.persistence import persist
+    from outeffhop.models.registration import register
 
     register()
-    persist()
+
+
+@wrapt.when_imported("transformers.models.auto.modeling_auto")
+def _register_stanhop(_: Any) -> None:
+    """Makes STanHop-Net known to transformers' auto classes."""
+    import outeffhop.models.stanhop  # noqa: F401

@@ -278,14 +278,14 @@ def test_a_damaged_model_by_the_command_line(run, tmp_path_factory, name, data):
     ("changes", "match"),
     [
         ({"num_hidden_layers": 1}, "has layers that its config.json does not ask for"),
-        ({"num_hidden_layers": 10**8}, "num_hidden_layers=100000000, but the weights are"),
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers=100000000, but there are only"),
         ({"num_attention_heads": 0}, "does not fit"),
         ({"num_attention_heads": -2}, "num_attention_heads=-2 cannot be negative"),
         ({"pad_token_id": 10**6}, "does not fit"),
         ({"hidden_size": None}, "hidden_size"),
         ({"dtype": "float77"}, "float77"),
         ({"id2label": 3}, "config.json"),
-        ({"architectures": 3}, "architectures=3 is no list"),
+        ({"architectures": 3}, "architectures=3 is not a list"),
     ],
 )
 def test_a_config_that_lies_about_its_weights(checkpoint, whole, changes, match):

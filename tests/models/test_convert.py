@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny import MODELS, SIX, clip, config, inputs, stir
 from torch._dynamo.testing import CompileCounter
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
     BertForMaskedLM,
@@ -27,10 +28,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from outeffhop.methods import Method
-from outeffhop.models import SinkSchedule, convert, from_config, model_summary, presets
-from outeffhop.models.modules import attention_modules, extension_of
-from outeffhop.models.persistence import persist
+from outeffhop.models import SinkSchedule, convert, from_config, model_summary, presets, register
+from outeffhop.models.modules import attention_modules, state_of
 
 METHODS = (
     *SIX,
@@ -130,10 +129,10 @@ def test_convert_keeps_the_weights_and_equals_a_fresh_model(method):
 
 def test_shared_parameters_survive_a_conversion():
     model = stir(convert(plain("bert"), "gated"))
-    before = [extension_of(m).gate.bias.clone() for m in attention_modules(model).values()]
+    before = [state_of(m).gate.bias.clone() for m in attention_modules(model).values()]
     convert(model, "gated-outeffhop(qk_norm=rms)")
     for old, module in zip(before, attention_modules(model).values(), strict=True):
-        assert torch.equal(old, extension_of(module).gate.bias)
+        assert torch.equal(old, state_of(module).gate.bias)
 
 
 def any_model(name, method):
@@ -213,13 +212,17 @@ def test_broken_checkpoints_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"cannot be restored.*outeffhop\.sink.*convert"):
         load(tmp_path)
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    edit(tmp_path, attn_implementation=None)  # the key alone says enough
-    assert load(tmp_path).config._attn_implementation == "gated-outeffhop"
+    edit(tmp_path, attn_implementation=None)
+    with pytest.raises(ValueError, match=r"'sdpa'.*config\.outeffhop says gated-outeffhop\(sink=learned\)"):
+        load(tmp_path)
     edit(tmp_path, outeffhop={"method": "gated-outefhop"})
     with pytest.raises(ValueError, match="gated-outeffhop"):
         load(tmp_path)
     edit(tmp_path, outeffhop={"mode": 1})
     with pytest.raises(ValueError, match='"method"'):
+        load(tmp_path)
+    edit(tmp_path, outeffhop={"method": GATED, "format": 99})
+    with pytest.raises(ValueError, match="format 99 is unknown"):
         load(tmp_path)
     edit(tmp_path, outeffhop=None)
     with pytest.raises(ValueError, match=r"holds .*outeffhop\.gate"):
@@ -236,28 +239,83 @@ def test_a_plain_checkpoint_takes_a_method_on_loading(tmp_path):
 
 
 def test_nothing_changes_for_other_models(tmp_path):
-    persist()  # again: nothing
+    register()  # again: nothing
     model = plain("bert")
     model.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert "outeffhop" not in saved
     assert "attn_implementation" not in saved
-    assert not any(extension_of(m) for m in attention_modules(model).values())
+    assert not any(state_of(m) for m in attention_modules(model).values())
     other, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert other.config._attn_implementation == "sdpa"
     assert info["missing_keys"] is not None
 
 
-def test_parameters_travel_in_the_config(tmp_path):
+def test_a_tensor_free_method_needs_its_implementation_in_the_config(tmp_path):
+    build("bert", "clipped(alpha=12)").save_pretrained(tmp_path)
+    edit(tmp_path, attn_implementation=None)
+    with pytest.raises(ValueError, match=r'says clipped\(alpha=12\).*"attn_implementation": "clipped"'):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
+
+
+def test_what_outeffhop_0_1_0_wrote_is_read(tmp_path):
+    model = build("bert", GATED)
+    model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["outeffhop"].pop("format") == 2
+    edit(tmp_path, outeffhop=saved["outeffhop"])
+    assert_same(model, AutoModelForMaskedLM.from_pretrained(tmp_path))
+
+
+def test_layers_as_outeffhop_0_1_0_named_them_are_refused(tmp_path):
+    model = presets.build("stanhop", "tiny", "gated")
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    renamed = {name.replace(".state.gate.", ".gate."): value for name, value in weights.items()}
+    assert renamed.keys() != weights.keys()
+    save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"saved by outeffhop 0\.1\.0.*load it with that version"):
+        type(model).from_pretrained(tmp_path)
+
+
+def test_a_name_alone_is_saved(tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(config("bert"), attn_implementation="outeffhop").eval()
+    again = reload(model, tmp_path / "a")
+    assert model_summary(again).method == "outeffhop"
+    assert torch.equal(logits(aligned(again)), logits(model))
+    plain("bert").save_pretrained(tmp_path / "b")
+    AutoModelForMaskedLM.from_pretrained(tmp_path / "b", attn_implementation="clipped").save_pretrained(tmp_path / "c")
+    assert model_summary(AutoModelForMaskedLM.from_pretrained(tmp_path / "c")).method == "clipped"
+
+
+@pytest.mark.parametrize("method", ["clipped(alpha=12)", "gated"])
+def test_a_config_builds_no_model_with_other_parameters(method, tmp_path):
+    build("bert", method).config.save_pretrained(tmp_path)
+    model = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(tmp_path)).eval()
+    with pytest.raises(ValueError, match=rf"outeffhop\.convert\(model, '{re.escape(method)}'\)"):
+        logits(model)
+    torch.manual_seed(0)
+    fresh = from_config(AutoModelForMaskedLM, AutoConfig.from_pretrained(tmp_path), "outeffhop")
+    assert model_summary(fresh).method == "outeffhop"
+
+
+def test_a_model_built_without_the_method_of_its_config_is_not_saved(tmp_path):
     settings = config("bert")
     settings.outeffhop = {"method": "clipped(alpha=12)"}
-    torch.manual_seed(0)
-    model = AutoModelForMaskedLM.from_config(settings).eval()
-    assert torch.equal(logits(model), logits(convert(plain("bert"), "clipped(alpha=12)")))
-    model.set_attn_implementation("outeffhop")  # the user's later word counts, in what is saved as well
+    with pytest.raises(ValueError, match=r"clipped\(alpha=12\).*'sdpa'.*outeffhop\.from_config"):
+        AutoModelForMaskedLM.from_config(settings).save_pretrained(tmp_path)
+
+
+def test_a_later_implementation_counts_in_what_is_saved(tmp_path):
+    model = build("bert", "clipped(alpha=12)")
+    model.set_attn_implementation("outeffhop")
     assert_same(model, reload(model, tmp_path / "a"))
+    for load in (BertForMaskedLM.from_pretrained, AutoModelForMaskedLM.from_pretrained):
+        other = load(tmp_path / "a", attn_implementation="sdpa")  # nothing is learned, so that it can be left out
+        assert model_summary(reload(other, tmp_path / "b")).method == "sdpa"
     model.set_attn_implementation("sdpa")
-    assert reload(model, tmp_path / "b").config._attn_implementation == "sdpa"
+    assert reload(model, tmp_path / "c").config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("method", ["gated", "vanilla(qk_norm=rms)"])
@@ -350,7 +408,7 @@ def test_schedule_moves_the_model_and_survives_saving(method, tmp_path):
         schedule.apply(each, 4)
         assert torch.equal(logits(aligned(each)), target)
         assert not any("offset" in k or "sink" in k for k in each.state_dict())
-        assert each.config.outeffhop == {"method": method}
+        assert each.config.outeffhop == {"format": 2, "method": method}
 
 
 def test_a_moving_sink_does_not_compile_anew():
@@ -394,9 +452,9 @@ def test_trainer_callback_and_resume(tmp_path):
         return model
 
     whole = train(tmp_path / "a")
-    assert whole.config.outeffhop == {"method": "gated-outeffhop"}
+    assert whole.config.outeffhop == {"format": 2, "method": "gated-outeffhop"}
     midway = AutoModelForMaskedLM.from_pretrained(tmp_path / "a" / "checkpoint-4")
-    sink = extension_of(next(iter(attention_modules(midway).values()))).sink
+    sink = state_of(next(iter(attention_modules(midway).values()))).sink
     assert torch.equal(sink, torch.full((4,), SinkSchedule(steps=5).at(3)))  # of the step it was saved after
     resumed = train(tmp_path / "b", resume=str(tmp_path / "a" / "checkpoint-4"))
     assert torch.allclose(logits(whole.eval()), logits(resumed.eval()), rtol=1e-5, atol=1e-6)
@@ -445,27 +503,37 @@ def test_a_refused_gate_leaves_the_model_as_it_was():
     convert(model, "gated(predictor=features)")(input_ids=ids, decoder_input_ids=ids)
 
 
-def test_models_of_one_config_are_converted_one_by_one():
+def test_models_of_one_config_are_converted_one_by_one(tmp_path):
     shared = config("bert")
     baseline, ours, third = (BertForMaskedLM(shared).eval() for _ in range(3))
     before = logits(baseline)
     convert(ours, "outeffhop")
     assert torch.equal(logits(baseline), before)
     assert (baseline.config._attn_implementation, ours.config._attn_implementation) == ("sdpa", "outeffhop")
-    convert(third.bert, "gated")  # of a part, the whole knows
-    assert third.config is third.bert.config
-    assert third.config._attn_implementation == "gated"
+    assert reload(baseline, tmp_path / "baseline").config._attn_implementation == "sdpa"
     assert torch.equal(logits(baseline), before)
-    alone = BertForMaskedLM(config("bert"))
-    kept = alone.config
-    assert convert(alone, "outeffhop").config is kept
+    for method in ("gated", "outeffhop(n=4)"):
+        stir(convert(third.bert, method))  # of a part: the whole is saved with it
+        assert model_summary(third).method == method
+        assert_same(third, reload(third, tmp_path / method))
+
+
+def test_parts_of_one_config_with_methods_of_their_own_are_not_saved(tmp_path):
+    model = t5()
+    convert(model.encoder, "outeffhop")
+    with pytest.raises(ValueError, match=r"encoder.* has outeffhop and decoder.* has softmax.*one T5Config"):
+        model.save_pretrained(tmp_path)
+    convert(model.decoder, "outeffhop")
+    model.save_pretrained(tmp_path)
+    again = T5ForConditionalGeneration.from_pretrained(tmp_path)
+    assert [model_summary(part).method for part in (again, again.encoder, again.decoder)] == ["outeffhop"] * 3
 
 
 def test_same_function_starts_from_softmax_alone():
     for method in ("gated", "outeffhop", "vanilla(qk_norm=rms)"):
         model = build("bert", method)
         before = logits(model)
-        with pytest.raises(ValueError, match=rf"softmax model, and .*self .*has {re.escape(method)}.*leave same_func"):
+        with pytest.raises(ValueError, match=rf"softmax model, and .*self .*has {re.escape(method)}.*same_function"):
             convert(model, "gated-outeffhop", same_function=True)
         assert torch.equal(logits(model), before)
     for model in (plain("bert"), build("bert", "vanilla")):
@@ -496,22 +564,13 @@ def test_a_schedule_needs_modules_made_for_the_method():
     model.set_attn_implementation("outeffhop")  # computes softmax1, but nothing there can move
     with pytest.raises(ValueError, match=r"convert\(model, 'outeffhop'\) first"):
         SinkSchedule(steps=3).apply(model, 0)
-    assert model.config.to_dict()["outeffhop"] == {"method": "outeffhop"}
-    with pytest.raises(ValueError, match="StanhopForForecasting is none of transformers' attention models"):
+    with pytest.raises(ValueError, match="StanhopForForecasting does not use transformers' attention interface"):
         SinkSchedule(steps=3).apply(presets.build("stanhop"), 0)
 
 
 def test_a_method_twice_is_refused():
     with pytest.raises(ValueError, match=r"attn_implementation='sdpa' would replace method='outeffhop\(n=4\)'"):
         from_config(AutoModelForMaskedLM, config("bert"), "outeffhop(n=4)", attn_implementation="sdpa")
-
-
-def test_a_method_as_a_value_is_saved_with_its_config(tmp_path):
-    for value in ("clipped(alpha=12)", Method.parse("clipped(alpha=12)")):
-        settings = config("bert")
-        settings.outeffhop = value
-        settings.save_pretrained(tmp_path)
-        assert json.loads((tmp_path / "config.json").read_text())["outeffhop"] == {"method": "clipped(alpha=12)"}
 
 
 def test_what_is_on_its_way_is_saved_under_any_implementation(tmp_path):
@@ -521,7 +580,7 @@ def test_what_is_on_its_way_is_saved_under_any_implementation(tmp_path):
     model.set_attn_implementation("sdpa")
     again = reload(model, tmp_path)  # its sinks are among the weights, so the method is still called for
     assert torch.equal(logits(aligned(again)), before)
-    with pytest.raises(ValueError, match=r"'sdpa'.*config\.outeffhop says outeffhop, which has parameters"):
+    with pytest.raises(ValueError, match=r"'sdpa'.*config\.outeffhop says outeffhop, which has its own parameters"):
         AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation="sdpa")
 
 
@@ -550,13 +609,10 @@ def test_parts_of_a_model_have_methods_of_their_own(whole, part, tmp_path):
 
 
 def test_the_method_of_a_whole_reaches_its_parts():
-    settings = clip()[0].config
-    settings._attn_implementation = None
-    settings.outeffhop = {"method": "gated(predictor=features)"}
-    model = CLIPModel(settings)
+    model = from_config(CLIPModel, clip()[0].config, "gated(predictor=features)")
     for each in (model, model.vision_model, model.text_model):
         assert model_summary(each).method == "gated(predictor=features)"
-    assert convert(t5(), "outeffhop(n=4)").encoder.config.outeffhop == {"method": "outeffhop(n=4)"}
+    assert model_summary(convert(t5(), "outeffhop(n=4)").encoder).method == "outeffhop(n=4)"
 
 
 def test_a_part_takes_another_implementation_on_loading(tmp_path):
@@ -599,7 +655,7 @@ class Wrapper(torch.nn.Module):
 
 
 @pytest.mark.parametrize("method", ["outeffhop(n=4)", EVERYTHING])
-def test_a_wrapped_extension_is_at_work(method):
+def test_a_wrapped_state_is_at_work(method):
     model = build("bert", method)
     expected = logits(model)
     for module in attention_modules(model).values():

@@ -22,7 +22,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransforme
 import outeffhop
 from outeffhop.models import convert, from_config
 from outeffhop.models.interface import attention_function
-from outeffhop.models.modules import attention_modules, extension_of
+from outeffhop.models.modules import attention_modules, state_of
 
 ELEMENT = "gated(gate=element, predictor=features)"
 ALL = "gated-outeffhop(sink=learned, gate=element, predictor=features, qk_norm=rms)"
@@ -184,7 +184,7 @@ def test_copies_keep_their_gates(copier):
     model, batch = build("bert", "gated-outeffhop(sink=learned)"), inputs("bert")
     other = copier(model)
     assert torch.equal(model(**batch).logits, other(**batch).logits)
-    gate = next(extension_of(m).gate for m in attention_modules(other).values())
+    gate = next(state_of(m).gate for m in attention_modules(other).values())
     nn.init.constant_(gate.bias, -50.0)  # the copy's gate is the copy's own
     assert not torch.equal(model(**batch).logits, other(**batch).logits)
     convert(other, "vanilla")
@@ -198,7 +198,7 @@ def test_a_fresh_gate_opens_as_it_should(kind, predictor):
     torch.manual_seed(0)
     model = from_config(AutoModelForMaskedLM, config("bert"), method)
     for module in attention_modules(model).values():
-        opening = extension_of(module)(torch.randn(2, 5, 32))
+        opening = state_of(module)(torch.randn(2, 5, 32))
         torch.testing.assert_close(opening, torch.full_like(opening, 0.3), rtol=1e-6, atol=0)
 
 
@@ -242,7 +242,7 @@ def test_qk_norm_by_hand(name):
     q, k, v = (100 * torch.randn(shape, dtype=torch.float64) for shape in shapes)
     mask = torch.rand(2, 1, 5, 7) < 0.8
     out, _ = attention_function("outeffhop", module, q, k, v, mask, scaling=0.3)  # the model's scaling has no say
-    factors = extension_of(module).qk_norm.query.weight
+    factors = state_of(module).qk_norm.query.weight
     assert not torch.equal(factors, torch.ones_like(factors))  # stirred
     k, v = (t.repeat_interleave(4 // groups, 1) for t in (k, v))
     scores = factors[:, None, None] * (unit(q) @ unit(k).mT) / 8**0.5
@@ -264,14 +264,14 @@ def test_qk_norm_knows_no_scale_of_queries_and_keys():
     torch.testing.assert_close(model(**batch).logits, before, rtol=1e-3, atol=1e-3)  # but for the norm's ε
     with torch.no_grad():
         for module in attention_modules(model).values():
-            extension_of(module).qk_norm.query.weight.mul_(3)
+            state_of(module).qk_norm.query.weight.mul_(3)
     assert not torch.allclose(model(**batch).logits, before, rtol=1e-2, atol=1e-2)
 
 
 def test_one_factor_per_head_commutes_with_rotation():
     """So it does not matter that the attention function sees queries and keys after RoPE."""
     module = attention_modules(build("llama", "vanilla(qk_norm=rms)")).popitem()[1]
-    norm, q = extension_of(module).qk_norm, torch.randn(1, 4, 6, 8, dtype=torch.float64)
+    norm, q = state_of(module).qk_norm, torch.randn(1, 4, 6, 8, dtype=torch.float64)
     angles = torch.randn(6, 4, dtype=torch.float64)
     cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
 
@@ -320,7 +320,7 @@ def test_gates_of_images_that_lie_one_behind_the_other_are_refused():
     sizes = dict(depth=1, embed_dim=32, hidden_size=32, num_heads=4, patch_size=4, temporal_patch_size=2)
     model = Qwen2VisionTransformerPretrainedModel(vision(**sizes, spatial_merge_size=2)).eval()
     for gate in ("token", "head"):
-        with pytest.raises(ValueError, match=r"blocks\.0\.attn \(VisionAttention\).*one piece.*gate=constant"):
+        with pytest.raises(ValueError, match=r"blocks\.0\.attn \(VisionAttention\).*each piece.*gate=constant"):
             convert(model, f"gated(gate={gate})")
     assert model.config._attn_implementation == "sdpa"
     patches, grid = torch.randn(24, 96), torch.tensor([[1, 4, 4], [1, 2, 4]])

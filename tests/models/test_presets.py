@@ -112,7 +112,7 @@ def test_errors(arguments, words):
 
 
 def test_a_change_of_no_field_is_refused():
-    with pytest.raises(ValueError, match="hiden_size=64 is no field of BertConfig; did you mean 'hidden_size'"):
+    with pytest.raises(ValueError, match="hiden_size=64 is not a field of BertConfig; did you mean 'hidden_size'"):
         presets.build("bert", "tiny", hiden_size=64)
     assert presets.config("vit", "tiny", num_labels=7).num_labels == 7
 

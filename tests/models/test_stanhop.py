@@ -306,7 +306,7 @@ LEARNING = [
 @pytest.mark.parametrize("method", LEARNING)
 def test_a_checkpoint_without_its_methods_parameters_is_refused(method, tmp_path):
     tiny(method="vanilla").save_pretrained(tmp_path / "plain")
-    with pytest.raises(ValueError, match=r"cannot be restored as .*are not in it.*convert"):
+    with pytest.raises(ValueError, match=r"cannot be restored as .*are missing.*convert"):
         StanhopForForecasting.from_pretrained(tmp_path / "plain", method=method)
     tiny(method=method).save_pretrained(tmp_path / "rich")
     with pytest.raises(ValueError, match=r"which vanilla does not call for.*\"method\""):

@@ -1,4 +1,4 @@
-"""A checkpoint's folder to a model: local files, safetensors alone, and every fault named."""
+"""Loads a model from a checkpoint folder: local files and safetensors only, with an error for every fault."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from outeffhop.models.stanhop import StanhopForForecasting
 __all__ = ["load_checkpoint"]
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_TRUST = ": read it, and say --trust-remote-code (trust_remote_code=True) if you trust it"
+_TRUST = ": read it, and pass --trust-remote-code (trust_remote_code=True) if you trust it"
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> PreTrainedModel:
-    """The model of a folder that ``save_pretrained`` wrote, as its config names it, in evaluation mode.
+    """Loads the model that ``save_pretrained`` wrote to a folder, in evaluation mode.
 
-    Nothing is fetched, no pickle is read, no code of the checkpoint runs. A folder that is not a checkpoint, a
-    damaged file, weights that are missing or not finite: a ValueError that says which.
+    Nothing is downloaded, no pickle is read, and no code of the checkpoint runs. A folder that is not a checkpoint, a
+    damaged file, and weights that are missing or not finite raise a ValueError that names the fault.
 
     Args:
-        trust_remote_code: run the Python files of the folder that its config names; otherwise they are refused.
+        trust_remote_code: run the Python files in the folder that its config names; by default they are refused.
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise ValueError(f"checkpoint {str(folder)!r} is not a folder: give the one that save_pretrained wrote")
+        raise ValueError(f"checkpoint {str(folder)!r} is not a folder: give one that save_pretrained wrote")
     check_utf8("checkpoint", folder)
     tensors = _check_files(folder)
     kind: Any = _architecture(folder, trust_remote_code, tensors)
@@ -42,20 +42,20 @@ def load_checkpoint(path: str | os.PathLike[str], *, trust_remote_code: bool = F
         model, info = kind.from_pretrained(
             folder, local_files_only=True, use_safetensors=True, output_loading_info=True
         )
-    except Exception as error:  # a config that lies about its weights comes to grief anywhere in transformers
+    except Exception as error:  # a config that does not match its weights can fail anywhere in transformers
         raise ValueError(f"checkpoint {str(folder)!r} does not fit {kind.__name__}: {_first_line(error)}") from error
     _check_weights(folder, model, info)
     return model.eval()
 
 
 def _check_files(folder: Path) -> int:
-    """How many tensors its files hold."""
+    """Checks the weight files; returns the number of tensors they hold."""
     tensors = 0
     if (folder / _INDEX).is_file():
         shards = _read_json(folder / _INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-            raise ValueError(f"{folder / _INDEX} has no weight_map of weights to files")
-        whole = (folder / _WEIGHTS).is_file()  # then transformers reads that one, and leaves the shards alone
+            raise ValueError(f"{folder / _INDEX} has no weight_map from weights to files")
+        whole = (folder / _WEIGHTS).is_file()  # transformers then reads this one and ignores the shards
         names = sorted({*shards.values(), *([_WEIGHTS] if whole else [])})
     else:
         names = [_WEIGHTS]
@@ -66,7 +66,9 @@ def _check_files(folder: Path) -> int:
         if not file.is_file():
             others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
             remedy = (
-                f"; {others[0]} is a pickle, which is not read: save it anew with save_pretrained" if others else ""
+                f"; {others[0]} is a pickle, which is not read: save the model again with save_pretrained"
+                if others
+                else ""
             )
             raise ValueError(f"checkpoint {str(folder)!r} has no {name}{remedy}")
         try:
@@ -89,32 +91,32 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _architecture(folder: Path, trust: bool, tensors: int) -> type[PreTrainedModel]:
     if not (folder / "config.json").is_file():
-        raise ValueError(f"checkpoint {str(folder)!r} has no config.json: it is not a folder save_pretrained wrote")
+        raise ValueError(f"checkpoint {str(folder)!r} has no config.json: save_pretrained did not write it")
     content = _read_json(folder / "config.json")
     refuse_code(folder / "config.json", allow_own=trust, remedy=_TRUST)
-    # transformers reads the file this names in the place of those looked at above, even a pickle
+    # transformers would read the file named here instead of those checked above, even a pickle
     named = content.get("transformers_weights", _WEIGHTS)
     if named not in (_WEIGHTS, _INDEX):
         raise ValueError(
-            f"{folder / 'config.json'}: transformers_weights={named!r}, but {_WEIGHTS} and its shards alone are read"
+            f"{folder / 'config.json'}: transformers_weights={named!r}, but only {_WEIGHTS} and its shards are read"
         )
     names = content.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{folder / 'config.json'}: architectures={names!r} is no list of names")
+        raise ValueError(f"{folder / 'config.json'}: architectures={names!r} is not a list of names")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
-    except Exception as error:  # its fields may be anything
+    except Exception as error:  # its fields may hold anything
         raise ValueError(f"{folder / 'config.json'}: {_first_line(error)}") from error
     for name, value in content.items():
-        # a layer has tensors: a hundred million layers would be built for hours before that is noticed
-        # (Qwen's max_window_layers counts none: the layer from which a window is used, whether there is one or not)
+        # every layer has tensors; without this check, building a hundred million layers would take hours to fail
+        # (Qwen's max_window_layers is not a count: it is the layer from which a window is used)
         counts = name.endswith("layers") and not name.startswith("max_")
         if counts and isinstance(value, int) and not -1 < value <= tensors:
-            raise ValueError(f"{folder / 'config.json'}: {name}={value}, but the weights are {tensors} tensors")
-        # the weights fit, and no input would
+            raise ValueError(f"{folder / 'config.json'}: {name}={value}, but there are only {tensors} tensors")
+        # such weights load, but no input can run
         if name.endswith(("heads", "n_head")) and isinstance(value, int) and value < 0:
             raise ValueError(f"{folder / 'config.json'}: {name}={value} cannot be negative")
-    if not names:  # as a config saved by itself
+    if not names:  # a config that was saved without a model
         names = [kind.__name__ for kind in _base(config)]
     own = foreign_class(folder, names) if trust else None
     if own is not None:
@@ -132,18 +134,18 @@ def _architecture(folder: Path, trust: bool, tensors: int) -> type[PreTrainedMod
 
 
 def _first_line(error: Exception) -> str:
-    """What an error says, on one line: transformers' begin with a headline where the cause is on the next."""
+    """An error's message on one line; the cause is often in the second line of transformers' messages."""
     lines = str(error).strip().splitlines()
     return " ".join(" ".join(lines[:2]).split()) or type(error).__name__
 
 
 def _base(config: PreTrainedConfig) -> list[Any]:
-    found: Any = transformers.AutoModel._model_mapping.get(type(config), None)
+    found: Any = transformers.MODEL_MAPPING.get(type(config), None)
     return [] if found is None else list(found) if isinstance(found, tuple) else [found]
 
 
 def _check_weights(folder: Path, model: PreTrainedModel, info: dict[str, Any]) -> None:
-    # a pooler that was never trained is left out of many checkpoints, and nothing follows it
+    # many checkpoints leave out an untrained pooler, and nothing depends on it
     missing = sorted(name for name in info.get("missing_keys", ()) if "pooler." not in name)
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -155,7 +157,7 @@ def _check_weights(folder: Path, model: PreTrainedModel, info: dict[str, Any]) -
     if extra:
         raise ValueError(
             f"checkpoint {str(folder)!r} has layers that its config.json does not ask for: {min(extra)}; "
-            "they would be left out"
+            "they would be ignored"
         )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
@@ -166,7 +168,7 @@ def _check_weights(folder: Path, model: PreTrainedModel, info: dict[str, Any]) -
 
 
 def _is_of_a_layer(weight: str, model: PreTrainedModel) -> bool:
-    """Whether a weight belongs into one of the model's lists of layers, by its name with or without the base's."""
+    """Whether a weight belongs to one of the model's lists of layers, named with or without the base prefix."""
     prefix = f"{model.base_model_prefix}."
     lists = {name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     for name in (weight, prefix + weight, weight.removeprefix(prefix)):

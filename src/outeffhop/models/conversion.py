@@ -1,4 +1,4 @@
-"""A loaded model → another method, its weights kept; or a fresh one with a method."""
+"""Converts a model to another method and keeps its weights, or builds a new model with a method."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from outeffhop.methods import Method, SoftmaxN
-from outeffhop.models.modules import attention_modules, check, extension_of, hook_all, hopfield_layers, install
-from outeffhop.models.persistence import is_annealing, method_of, own_config, write, write_all
+from outeffhop.methods import METHODS, Method, SoftmaxN
+from outeffhop.models.config_entry import with_inner, write
+from outeffhop.models.hf_private import implementation, set_implementation
+from outeffhop.models.modules import (
+    attention_modules,
+    check,
+    has_attention,
+    hook_all,
+    hopfield_layers,
+    install,
+    method_at,
+    state_of,
+)
+from outeffhop.models.persistence import annealing, describe
 from outeffhop.models.sink_schedule import FAR, SinkSchedule, movable, refuse_own_sinks
 from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
 
@@ -21,77 +32,87 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 def convert(model: Model, method: str | Method, *, same_function: bool = False) -> Model:
-    """Gives a model any method, gates and learned sinks included. In place; returns the model.
+    """Converts a model to a method, including its gates and learned sinks. In place; returns the model.
 
-    Its weights stay. Gates and learned sinks that old and new method share keep their values, the
-    others start fresh: a gate at its ``init``, a learned sink at log n. With ``qk_norm=rms`` a trained model
-    computes other scores than those it was trained with: it has to be trained on. A config that the model
-    shares with others, built from the same object, is copied first: they stay as they are.
+    The model's weights stay. Gates and learned sinks that the old and the new method share keep their values. New
+    gates start at ``init``, new learned sinks at log n. With ``qk_norm=rms`` a trained model computes scores it was not
+    trained with, so it needs further training. The model gets its own copy of its config, so other models built from
+    the same config object do not change.
 
     Args:
-        model: any transformers model whose attention goes through transformers' attention interface, or STanHop-Net.
-        method: its name or ``name(parameter=value, ...)``.
-        same_function: start as the softmax model it is, up to rounding: sinks far below every score
-            and gates open. A ``SinkSchedule`` then brings fixed sinks and gates to the method's own
-            values while the model is fine-tuned; learned sinks are trained from there.
+        model: any transformers model that uses transformers' attention interface, or STanHop-Net.
+        method: a name or ``name(parameter=value, ...)``.
+        same_function: start from the same function up to rounding, with sinks far below every score and open gates.
+            The model must compute softmax. A ``SinkSchedule`` then moves fixed sinks and gates to the method's own
+            values during fine-tuning; learned sinks are trained from there.
     """
     new = Method.parse(method)
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model is a {type(model).__name__}: a transformers PreTrainedModel is needed")
+        raise TypeError(f"model is a {type(model).__name__}: must be a transformers PreTrainedModel")
     if same_function and not isinstance(new.normalizer, SoftmaxN):
         raise ValueError(
-            f"method={str(new)!r} cannot start as the same function: its weights are no softmax with a sink; "
-            "same_function serves outeffhop, gated and gated-outeffhop"
+            f"method={str(new)!r} cannot start as the same function: it is not softmax with a sink; "
+            "same_function works with outeffhop, gated and gated-outeffhop"
         )
     if same_function and new.qk_norm != "none":
         raise ValueError(
-            f"method={str(new)!r} cannot start as the same function: qk_norm={new.qk_norm} forgets how long queries "
-            "and keys are; leave it out, or same_function"
+            f"method={str(new)!r} cannot start as the same function: qk_norm={new.qk_norm} removes the length of "
+            "queries and keys; leave out qk_norm or same_function"
         )
     if isinstance(model, StanhopForForecasting):
         if same_function:
-            raise ValueError("same_function=True serves transformers' models; STanHop-Net has no schedule")
+            raise ValueError("same_function=True works with transformers' models; STanHop-Net has no schedule")
         return _convert_layers(model, new)
     check(model, new)
     if same_function:
         _check_start(model, new)
-    own_config(model)
+    _own_configs(model)
     model.set_attn_implementation(new.name)
-    # transformers 5.17 passes over parts whose config is a copy of the model's own, such as T5's encoder
-    for part in (m for m in model.modules() if isinstance(m, PreTrainedModel)):
-        if part.config._attn_implementation != new.name and part._can_set_attn_implementation():
-            part.set_attn_implementation(new.name)
-    if model.config._attn_implementation != new.name:
-        raise ValueError(f"{type(model).__name__} does not let its attention implementation be set to {new.name!r}")
-    install(model, new)
-    write_all(model, new)
-    extensions = [e for m in attention_modules(model).values() if (e := extension_of(m)) is not None]
-    for extension in extensions:
-        extension.release()
+    modules = attention_modules(model).values()
+    # transformers 5.17 skips parts whose config is a copy of the model's, such as T5's encoder
+    parts = [m for m in model.modules() if isinstance(m, PreTrainedModel) and has_attention(m)]
+    for part in (*parts, *modules):
+        set_implementation(part.config, new.name)  # type: ignore[arg-type]
+    # With one seed, a model's own weights must not depend on the method: gates do not advance the generator.
+    with torch.random.fork_rng(devices=[]):
+        for module in modules:
+            install(module, new)
+    states = [e for m in modules if (e := state_of(m)) is not None]
+    for state in states:
+        state.release()
     hook_all(model)
     if same_function:
         if movable(new):
             SinkSchedule.to(new, steps=1).apply(model, 0)
-        for extension in extensions:
-            if isinstance(extension.sink, nn.Parameter):
-                nn.init.constant_(extension.sink, FAR)
+        for state in states:
+            if isinstance(state.sink, nn.Parameter):
+                nn.init.constant_(state.sink, FAR)
+    describe(model)
     return model
+
+
+def _own_configs(model: PreTrainedModel) -> None:
+    """Gives a model its own copies of its configs: another model may have been built from the same object."""
+    memo: dict[int, Any] = {}  # one copy of each, wherever it is held
+    for part in model.modules():
+        for name, value in list(vars(part).items()):
+            if isinstance(value, PreTrainedConfig):
+                setattr(part, name, copy.deepcopy(value, memo))
 
 
 def _check_start(model: PreTrainedModel, method: Method) -> None:
     for name, module in attention_modules(model).items():
-        config: Any = module.config
-        old = method_of(config)
-        if old not in (None, Method.parse("vanilla")) and not is_annealing(config):
+        old, state = method_at(module), state_of(module)
+        if old not in (None, METHODS["vanilla"].method) and not (state is not None and annealing(state)):
             raise ValueError(
-                f"same_function=True starts from a softmax model, and {name} ({type(module).__name__}) has {old}, so "
-                f"that {method} would be another function from the start; leave same_function out"
+                f"same_function=True starts from a softmax model, and {name} ({type(module).__name__}) has {old}: "
+                f"{method} would be a different function from the start; leave out same_function"
             )
     refuse_own_sinks(model, method)
 
 
 def _convert_layers(model: Model, method: Method) -> Model:
-    with torch.random.fork_rng(devices=[]):  # as in ``install``
+    with torch.random.fork_rng(devices=[]):  # as in ``convert``
         for layer in hopfield_layers(model).values():
             layer.set_method(method)
     model.config.method = str(method)
@@ -99,13 +120,13 @@ def _convert_layers(model: Model, method: Method) -> Model:
 
 
 def from_config(auto_class: Any, config: PreTrainedConfig, method: str | Method = "outeffhop", **kwargs: Any) -> Any:
-    """A fresh model with a method; with one seed, its own weights are the same for every method.
+    """Builds a new model with a method. With one seed, its own weights are the same for every method.
 
     Args:
         auto_class: ``AutoModelForMaskedLM`` or another auto class, or a model class.
-        config: the model's; it is not changed.
-        method: its name or ``name(parameter=value, ...)``.
-        kwargs: for ``auto_class.from_config``, such as ``dtype``.
+        config: the model's config; it is not changed.
+        method: a name or ``name(parameter=value, ...)``.
+        kwargs: passed to ``auto_class.from_config``, such as ``dtype``.
     """
     if "attn_implementation" in kwargs:
         raise ValueError(
@@ -118,10 +139,19 @@ def from_config(auto_class: Any, config: PreTrainedConfig, method: str | Method 
         )
     new = Method.parse(method)
     config = copy.deepcopy(config)
-    if isinstance(config, StanhopConfig):  # its Hopfield layers take the method from the config itself
+    if isinstance(config, StanhopConfig):  # its Hopfield layers read the method from the config
         config.method = str(new)
-        return StanhopForForecasting._from_config(config, **kwargs)
-    write(config, new)
-    config._attn_implementation = new.name
-    build = getattr(auto_class, "from_config", None) or auto_class._from_config
-    return build(config, **kwargs)
+        return _build(StanhopForForecasting, config, kwargs)
+    for each in with_inner(config):  # the config of a converted model names a method, which is replaced
+        write(each, None)
+        if implementation(each) in METHODS:
+            set_implementation(each, None)
+    return convert(_build(auto_class, config, kwargs), new)
+
+
+def _build(auto_class: Any, config: PreTrainedConfig, kwargs: dict[str, Any]) -> Any:
+    if hasattr(auto_class, "from_config"):
+        return auto_class.from_config(config, **kwargs)
+    dtype = kwargs.pop("dtype", config.dtype)
+    model = auto_class(config, **kwargs)
+    return model if dtype is None else model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)

@@ -1,4 +1,4 @@
-"""Looking into a running model: which module is at work, and the inside of its attention."""
+"""Looks into a running model: which module is running, and the intermediate tensors of its attention."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from outeffhop.methods import METHODS
+from outeffhop.models.hf_private import implementation, is_compiled, set_implementation
 from outeffhop.models.modules import attention_modules, has_attention
 from outeffhop.ops.call import Call
 from outeffhop.ops.probe import probing, watching
 
 __all__ = ["ModulePath", "inspecting", "through_ours"]
 
-_RUNNING = "_attn_implementation_internal"  # without "_internal", a setter writes into the configs inside as well
-
 
 class ModulePath:
-    """Which module of a model is at work, by name; a context manager.
+    """The name of the module that is running; a context manager.
 
     Attributes:
-        name: of the innermost module whose forward runs now, as in ``named_modules``; "" is the model itself.
+        name: the innermost module whose forward is running, as in ``named_modules``; "" is the model itself.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -42,7 +41,7 @@ class ModulePath:
     def __enter__(self) -> ModulePath:
         for name, module in self._model.named_modules():
             self._handles.append(module.register_forward_pre_hook(lambda *_, name=name: self._running.append(name)))
-            # always_call: a forward that raises leaves the path as well
+            # always_call: also when a forward raises
             self._handles.append(module.register_forward_hook(self._leave, always_call=True))
         return self
 
@@ -63,23 +62,23 @@ def inspecting(
     probe: Callable[[str, str, Tensor], Tensor] | None = None,
     watch: Callable[[str, Call, Tensor | None, Tensor | None], None] | None = None,
 ) -> Iterator[ModulePath]:
-    """Within it, the model's attention shows its parts by the name of the module that computes it.
+    """Shows the intermediate tensors of a model's attention, with the name of the module that computes them.
 
-    A transformers model with another attention implementation than ours (sdpa, eager) runs the same
-    softmax through ours meanwhile, and has its own again afterwards.
+    Inside the context, a transformers model with another attention implementation (sdpa, eager) computes the same
+    softmax through ours; afterwards it has its own implementation again.
 
     Args:
-        model: any model; a compiled one is to be given as it was before (``model._orig_mod``).
+        model: any model that is not compiled; for a compiled one, pass ``model._orig_mod``.
         probe: ``probe(name, part, tensor) -> tensor``, as ``outeffhop.ops.probe`` calls it.
-        watch: ``watch(name, call, lse, weights)``, likewise; the attention's kernels stay as they are.
+        watch: ``watch(name, call, lse, weights)``, likewise; the attention keeps its kernels.
     """
-    if hasattr(model, "_orig_mod"):
-        raise TypeError("model is compiled, and cannot be looked into; give the one it was made of: model._orig_mod")
+    if is_compiled(model):
+        raise TypeError("model is compiled and cannot be inspected: pass the original model, model._orig_mod")
     with ExitStack() as stack:
         looked_into = probe is not None or watch is not None
         if looked_into:
-            for config, implementation in through_ours(model):
-                stack.callback(setattr, config, _RUNNING, implementation)
+            for config, before in through_ours(model):
+                stack.callback(set_implementation, config, before)
         path = stack.enter_context(ModulePath(model))
         if probe is not None:
             stack.enter_context(probing(lambda part, tensor: probe(path.name, part, tensor)))
@@ -89,18 +88,22 @@ def inspecting(
 
 
 def through_ours(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
-    """Lets softmax of other implementations (sdpa, eager) run through ours; the configs changed, and what they said."""
+    """Runs the softmax of other implementations (sdpa, eager) through ours.
+
+    Returns:
+        The configs that were changed, each with the implementation it named before.
+    """
     changed = []
     for config in _configs(model):
-        if config._attn_implementation not in METHODS:
-            # each by itself: the parts of a model may have methods and implementations of their own
-            changed.append((config, config._attn_implementation))
-            setattr(config, _RUNNING, "vanilla")
+        if implementation(config) not in METHODS:
+            # one by one: the parts of a model may have different methods and implementations
+            changed.append((config, implementation(config)))
+            set_implementation(config, "vanilla")
     return changed
 
 
 def _configs(model: nn.Module) -> list[PreTrainedConfig]:
-    """Those of a transformers model and of the models inside it, where they have attention."""
+    """The configs of the models and attention modules inside a model."""
     if not has_attention(model):
         return []
     models = [part for part in model.modules() if isinstance(part, PreTrainedModel) and has_attention(part)]

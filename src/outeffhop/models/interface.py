@@ -1,40 +1,28 @@
-"""The methods as attention implementations of transformers: one function, registered with its masks by name.
+"""The methods as attention implementations of transformers: one function for all of them.
 
     AutoModelForMaskedLM.from_config(config, attn_implementation="outeffhop")
 
-A bare name means the method with its default parameters. Other parameters are kept in the config, as in
-``config.outeffhop = {"method": "outeffhop(n=4)"}``, and reach the attention modules when the model is built or
-converted.
+A bare name means the method with its default parameters. Other parameters reach the attention modules when
+``outeffhop.from_config`` builds a model, ``outeffhop.convert`` converts it, or ``from_pretrained`` loads it.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import output_capturing
 
 from outeffhop.methods import METHODS, Method, SoftmaxN
-from outeffhop.models.modules import extension_of
+from outeffhop.models.modules import NAME, state_of
 from outeffhop.state import attend
 from outeffhop.state.gate import gated
 
-__all__ = ["register", "attention_function"]
+__all__ = ["attention_function"]
 
 # Arguments by which some models change the scores or the keys; ignoring them would give wrong results.
 _UNSERVED = ("softcap", "indices", "block_indices", "head_mask", "cache")
-
-
-def register() -> None:
-    """Registers every method with transformers under its name."""
-    for name in METHODS:
-        AttentionInterface.register(name, partial(attention_function, name))
-        # Without a mask function the mask would always be None, and queries would attend to padding.
-        AttentionMaskInterface.register(name, sdpa_mask)
 
 
 def attention_function(
@@ -77,10 +65,12 @@ def attention_function(
     Returns:
         [B, T, H, Dv], and the weights [B, H, T, S] if ``output_attentions`` is set.
     """
-    extension = extension_of(module)
-    given = extension is not None and extension.method.name == name
-    method: Method = extension.method if given else METHODS[name].method  # type: ignore[union-attr]
-    learned = extension.learned if given else None  # type: ignore[union-attr]
+    state = state_of(module)
+    given = state is not None and state.method.name == name
+    method: Method = state.method if given else METHODS[name].method  # type: ignore[union-attr]
+    learned = state.learned if given else None  # type: ignore[union-attr]
+    if not given:
+        _refuse_bare(module, name)
     _refuse(module, method, learned, s_aux, attn_gate, kwargs)
     if s_aux is not None:
         learned = s_aux
@@ -93,7 +83,7 @@ def attention_function(
         key, value = key[:, :, :length], value[:, :, :length]
         position_bias = None if position_bias is None else position_bias[..., :length]
     mask = _with_bias(attention_mask, position_bias)
-    norm = extension.qk_norm if given else None  # type: ignore[union-attr]
+    norm = state.qk_norm if given else None  # type: ignore[union-attr]
     if norm is not None:
         query, key = norm(query, key)
         scaling = None  # 1/√D
@@ -136,6 +126,16 @@ def _collects_weights() -> bool:
     collector = getattr(output_capturing, "_active_collector", None)
     collected = None if collector is None else collector.get()
     return any("attentions" in name for name in collected or ())
+
+
+def _refuse_bare(module: Any, name: str) -> None:
+    """A module without a state runs the method's default parameters: its config may not name others."""
+    named = (getattr(module.config, NAME, None) or {}).get("method", name)
+    if named.startswith(f"{name}("):
+        raise ValueError(
+            f"config.{NAME} names {named!r}, but this {type(module).__name__} was built without its parameters: build "
+            f"the model with outeffhop.from_config, or outeffhop.convert(model, {named!r})"
+        )
 
 
 def _refuse(

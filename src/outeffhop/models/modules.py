@@ -1,30 +1,27 @@
-"""A model's attention modules: which they are, and how they get a method."""
+"""Finds the attention modules of a model and gives them a method."""
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
-import textwrap
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from outeffhop.methods import Method, SoftmaxN
-from outeffhop.nn import Gate, OutEffHop
-from outeffhop.state import MethodState
+from outeffhop.methods import METHODS, Method, SoftmaxN
+from outeffhop.models.config_entry import KEY, method_of
+from outeffhop.models.hf_private import implementation, mark_initialized
+from outeffhop.models.recording import calls_of
+from outeffhop.nn import OutEffHop
+from outeffhop.state import Gate, MethodState
 
 __all__ = [
     "attention_modules",
     "hopfield_layers",
     "has_attention",
     "has_own_sinks",
-    "extension_of",
+    "state_of",
+    "method_at",
+    "method_in",
     "check",
     "install",
     "hook_all",
@@ -33,135 +30,131 @@ __all__ = [
     "NAME",
 ]
 
-# The attribute of an attention module that holds its extension, and so a part of the names in a checkpoint.
-NAME = "outeffhop"
+# The attribute of an attention module that holds its state; it is part of the weights' names in a checkpoint.
+NAME = KEY
+_HOOK = "_outeffhop_hook"  # the attribute of an attention module that holds the handle of its hook
 
 _QK_NORM = re.compile(r"(q|k|qk|query|key)_?(layer_?norm|norm|ln)|(layer_?norm|norm|ln)_?(q|k|qk|query|key)")
 
 
-def extension_of(module: nn.Module) -> MethodState | None:
+def state_of(module: nn.Module) -> MethodState | None:
     found: Any = getattr(module, NAME, None)
-    # by what it has, not by its class: a wrapper around it (as of adapters that train it) hands attributes on
+    # not by class: adapters wrap modules in others that forward their attributes
     return found if isinstance(getattr(found, "method", None), Method) else None
 
 
 def has_attention(model: nn.Module) -> bool:
-    return any(_calls_interface(_kind(module)) for module in model.modules())
+    return any(calls_of(module) is not None for module in model.modules())
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Name → module, for the modules that call transformers' attention interface themselves."""
-    found = {name: module for name, module in model.named_modules() if _calls_interface(_kind(module))}
+    found = {name: module for name, module in model.named_modules() if calls_of(module) is not None}
     if not found:
         raise ValueError(
-            f"{type(model).__name__} has no attention module that calls transformers' attention interface "
+            f"{type(model).__name__} has no attention module that is known to call transformers' attention interface "
             "(ALL_ATTENTION_FUNCTIONS): its attention cannot be exchanged"
         )
     return found
 
 
+def method_in(model: Any) -> Method | None:
+    """The method that a model's attention runs; if its parts run several, that of the model's config."""
+    methods = {method_at(module) for module in attention_modules(model).values()}
+    return methods.pop() if len(methods) == 1 else method_of(model.config)
+
+
+def method_at(module: Any) -> Method | None:
+    """The method that an attention module runs; None for other implementations."""
+    running, state = implementation(module.config), state_of(module)
+    if state is not None and state.method.name == running:
+        return state.method
+    return METHODS[running].method if running in METHODS else None
+
+
 def hopfield_layers(model: nn.Module) -> dict[str, OutEffHop]:
-    """Name → layer, for the models that are made of ours."""
+    """Name → layer, for models built from our own layers."""
     return {name: module for name, module in model.named_modules() if isinstance(module, OutEffHop)}
 
 
-def install(model: nn.Module, method: Method, annealing: bool = False, *, only_new: bool = False) -> None:
-    """Gives every attention module of the model the method; parameters both methods have keep their values.
-
-    Args:
-        only_new: leave alone those that have a method, or run another implementation.
-    """
-    check(model, method)
-    # The gates' random numbers are drawn aside: with one seed, a model's own weights are those it has without gates.
-    with torch.random.fork_rng(devices=[]):
-        for module in attention_modules(model).values():
-            old = extension_of(module)
-            if old is not None and (only_new or old.method == method):
-                continue
-            if only_new and _running(module) != method.name:
-                continue
-            sizes = _embed_dim(module), num_heads(module), _head_dim(module)
-            new = MethodState(method, *sizes, annealing, **place(module))
-            for part in new.modules():  # transformers' initialisers and loaders leave alone what says so
-                part._is_hf_initialized = True  # type: ignore[assignment]
-            if old is not None:
-                new.inherit(old)
-            setattr(module, NAME, new)
-            _hook(module, new.extra)
-
-
-def _running(module: Any) -> Any:
-    """The attention implementation that an attention module uses."""
-    return module.config._attn_implementation
+def install(module: nn.Module, method: Method, annealing: bool = False) -> None:
+    """Gives an attention module a method; parameters that the old method shares with it keep their values."""
+    old = state_of(module)
+    if old is not None and old.method == method:
+        return
+    new = MethodState(method, _embed_dim(module), num_heads(module), _head_dim(module), annealing, **place(module))
+    mark_initialized(new)
+    if old is not None:
+        new.inherit(old)
+    setattr(module, NAME, new)
+    _hook(module, new.extra)
 
 
 def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook of an attention module whose method has tensors: hands the gate's openings on.
+    """Forward pre-hook of an attention module whose method has tensors: passes the gate's openings on.
 
-    Module-level, so that it survives deepcopy and pickling.
+    A module-level function, so that it survives deepcopy and pickling.
     """
-    extension: MethodState = getattr(module, NAME)
-    running = _running(module)
-    if running != extension.method.name:
+    state: MethodState = getattr(module, NAME)
+    running = implementation(module.config)
+    if running != state.method.name:
         raise ValueError(
-            f"attn_implementation={running!r}, but this {type(module).__name__} has the method {extension.method} with "
-            f"parameters of its own: outeffhop.convert(model, 'vanilla') (or another method) removes them, "
-            f"model.set_attn_implementation({extension.method.name!r}) uses them"
+            f"attn_implementation={running!r}, but this {type(module).__name__} has the method {state.method} with "
+            f"its own parameters: outeffhop.convert(model, 'vanilla') (or another method) removes them, "
+            f"model.set_attn_implementation({state.method.name!r}) uses them"
         )
-    if extension.gate is None:
+    if state.gate is None:
         return None
     hidden_states: Any = args[0] if args else kwargs.get("hidden_states")
-    _check_input(module, extension, hidden_states, kwargs)
+    _check_input(module, state, hidden_states, kwargs)
     mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
-    # any other mask than [B, H, L, L] belongs to cross attention or a cache, where the input has no padding of its own
-    head = extension.method.gate.gate == "head"  # type: ignore[union-attr]  # no other gate looks at the mask
+    # a mask that is not [B, H, L, L] is for cross attention or a cache and does not describe the input
+    head = state.method.gate.gate == "head"  # type: ignore[union-attr]  # other gates ignore the mask
     square = head and isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[-1] == hidden_states.shape[-2]
-    return args, {**kwargs, "attn_gate": extension(hidden_states, mask if square else None)}
+    return args, {**kwargs, "attn_gate": state(hidden_states, mask if square else None)}
 
 
-def _check_input(module: nn.Module, extension: MethodState, hidden_states: Any, kwargs: dict[str, Any]) -> None:
-    """Refuses what a gate that is predicted cannot be predicted from."""
-    spec, kind = extension.method.gate, type(module).__name__
+def _check_input(module: nn.Module, state: MethodState, hidden_states: Any, kwargs: dict[str, Any]) -> None:
+    """Refuses inputs that the gate cannot be predicted from."""
+    spec, kind = state.method.gate, type(module).__name__
     if spec is None or spec.gate == "constant":
         return
     size = hidden_states.shape[-1] if isinstance(hidden_states, Tensor) else None
-    if size != extension.embed_dim:
+    if size != state.embed_dim:
         raise ValueError(
-            f"{extension.method} cannot gate this {kind}: its gate is predicted from inputs of size "
-            f"{extension.embed_dim}, and the module gets {'no hidden_states' if size is None else f'size {size}'}; "
-            "take gate=constant, or a method without a gate"
+            f"{state.method} cannot gate this {kind}: its gate is predicted from inputs of size "
+            f"{state.embed_dim}, and the module gets {'no hidden_states' if size is None else f'size {size}'}; "
+            "use gate=constant, or a method without a gate"
         )
-    if spec.gate == "head" and kwargs.get("is_causal"):  # some are causal by the call alone, as CLIP's text model
-        raise ValueError(_future(f"{extension.method} cannot gate this {kind}"))
+    if spec.gate == "head" and kwargs.get("is_causal"):  # some say it only in the call, such as CLIP's text model
+        raise ValueError(_future(f"{state.method} cannot gate this {kind}"))
 
 
 def _future(what: str) -> str:
     return (
-        f"{what}: gate=head averages over all tokens, also over those to come, and this attention is causal or does "
-        "not say that it is not (is_causal); take gate=token or gate=constant"
+        f"{what}: gate=head averages over all tokens, including those to come, but this attention is causal or does "
+        "not set is_causal=False; use gate=token or gate=constant"
     )
 
 
 def _hook(module: nn.Module, wanted: bool) -> None:
-    # A handle would not survive deepcopy, so the hook is found by what it is.
-    present = [key for key, hook in module._forward_pre_hooks.items() if hook is before_attention]
-    if wanted and not present:
-        module.register_forward_pre_hook(before_attention, with_kwargs=True)
-    elif not wanted:
-        for key in present:
-            del module._forward_pre_hooks[key]
-            module._forward_pre_hooks_with_kwargs.pop(key, None)
+    handle = getattr(module, _HOOK, None)
+    if wanted and handle is None:
+        setattr(module, _HOOK, module.register_forward_pre_hook(before_attention, with_kwargs=True))
+    elif not wanted and handle is not None:
+        handle.remove()
+        delattr(module, _HOOK)
 
 
 def hook_all(model: nn.Module) -> None:
-    """Brings the hooks in line after ``hold`` or ``release``."""
+    """Adds or removes hooks after ``hold`` or ``release``."""
     for module in attention_modules(model).values():
-        extension = extension_of(module)
-        _hook(module, extension is not None and extension.extra)
+        state = state_of(module)
+        _hook(module, state is not None and state.extra)
 
 
 def check(model: nn.Module, method: Method) -> None:
-    """Refuses, before anything is changed, a method that some attention module cannot have."""
+    """Refuses a method that some attention module does not support, before anything is changed."""
     for name, module in attention_modules(model).items():
         _check(name, module, method)
 
@@ -171,100 +164,46 @@ def _check(name: str, module: nn.Module, method: Method) -> None:
     normalizer = method.normalizer
     if has_own_sinks(module) and (not isinstance(normalizer, SoftmaxN) or normalizer.learns is not None):
         raise ValueError(
-            f"{method} does not go with {name} ({kind}), which has learned sinks of its own: "
-            "take 'outeffhop' or 'vanilla', gated or not"
+            f"{method} does not work with {name} ({kind}), which has learned sinks of its own: "
+            "use 'outeffhop' or 'vanilla', gated or not"
         )
     if method.qk_norm != "none" and (own := _own_qk_norms(module)):
         raise ValueError(
-            f"{method} does not go with {name} ({kind}), which normalizes queries and keys itself "
+            f"{method} does not work with {name} ({kind}), which normalizes queries and keys itself "
             f"({', '.join(own)}): leave qk_norm={method.qk_norm} out"
         )
     if method.gate is None:
         return
-    if not _hands_kwargs_on(_kind(module)):
+    calls = calls_of(module)
+    if calls is None or not calls.hands_on:
         raise ValueError(
-            f"{method} cannot gate {name} ({kind}): it does not hand keyword arguments on to the attention function, "
-            "so a gate's openings would be lost; take a method without a gate"
+            f"{method} cannot gate {name} ({kind}): it does not pass keyword arguments on to the attention function, "
+            "so the gate's openings would be lost; use a method without a gate"
         )
-    if method.gate.gate != "constant" and _calls_by_pieces(_kind(module)):
+    if method.gate.gate != "constant" and calls.by_pieces:
         raise ValueError(
-            f"{method} cannot gate {name} ({kind}): it calls the attention function for one piece of its input after "
-            "another, and a gate has openings for the whole; take gate=constant, or a method without a gate"
+            f"{method} cannot gate {name} ({kind}): it calls the attention function once for each piece of its input, "
+            "but a gate has openings for the whole; use gate=constant, or a method without a gate"
         )
-    if method.gate.gate == "head" and getattr(module, "is_causal", True):  # True: transformers' own default
+    if method.gate.gate == "head" and getattr(module, "is_causal", True):  # transformers' default
         raise ValueError(_future(f"{method} cannot gate {name} ({kind})"))
-    # made aside, for what the gate itself refuses of these sizes
+    # built only to let the gate check these sizes
     Gate(method.gate, _embed_dim(module), num_heads(module), _head_dim(module), device="meta")
 
 
-def _kind(module: nn.Module) -> Any:
-    return type(module)  # Any: to a type checker a class of modules cannot be hashed
-
-
-@cache
-def _calls_interface(kind: type[nn.Module]) -> bool:
-    if issubclass(kind, PreTrainedModel):  # checks names in the interface, calls nothing
-        return False
-    return any("ALL_ATTENTION_FUNCTIONS" in function.__code__.co_names for function in _functions(kind))
-
-
 def has_own_sinks(module: nn.Module) -> bool:
-    """Whether the attention module has learned sinks of its own, as gpt-oss: they win over a method's."""
-    return _hands_sinks(_kind(module))
-
-
-@cache
-def _hands_sinks(kind: type[nn.Module]) -> bool:
-    """Whether the module hands sinks (``s_aux``, as gpt-oss) to the attention function."""
-    calls = [f.__code__ for f in _functions(kind) if "ALL_ATTENTION_FUNCTIONS" in f.__code__.co_names]
-    return any(isinstance(c, tuple) and "s_aux" in c for code in calls for c in code.co_consts)
+    """Whether the attention module has learned sinks of its own, as in gpt-oss; they replace the method's."""
+    calls = calls_of(module)
+    return calls is not None and calls.own_sinks
 
 
 def _own_qk_norms(module: nn.Module) -> list[str]:
-    """The module's norms of queries and keys, as Qwen3 has them, by the names that models give them."""
+    """The module's own norms of queries and keys (as in Qwen3), found by their usual names."""
     return [n for n, child in module.named_children() if _QK_NORM.fullmatch(n) and not isinstance(child, nn.Identity)]
 
 
-@cache
-def _hands_kwargs_on(kind: type[nn.Module]) -> bool:
-    """Whether forward takes any keyword and its calls of the attention function pass ``**``, as far as one can read."""
-    if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(kind.forward).parameters.values()):
-        return False
-    calls = [call for tree in _sources(kind) for call in _interface_calls(tree)]
-    return all(any(k.arg is None for k in call.keywords) for call in calls)
-
-
-@cache
-def _calls_by_pieces(kind: type[nn.Module]) -> bool:
-    """Whether a loop calls the attention function, as where the images of a batch lie one behind the other."""
-    loops = (ast.For, ast.ListComp, ast.GeneratorExp)
-    return any(isinstance(n, loops) and _interface_calls(n) for tree in _sources(kind) for n in ast.walk(tree))
-
-
-def _interface_calls(tree: ast.AST) -> list[ast.Call]:
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [call for call in calls if getattr(call.func, "id", None) == "attention_interface"]
-
-
-def _sources(kind: type[nn.Module]) -> list[ast.AST]:
-    """What calls the attention interface, as far as it can be read; the attention function refuses to run ungated."""
-    trees: list[ast.AST] = []
-    for function in _functions(kind):
-        if "ALL_ATTENTION_FUNCTIONS" in function.__code__.co_names:
-            with suppress(OSError, TypeError, SyntaxError):
-                trees.append(ast.parse(textwrap.dedent(inspect.getsource(function))))
-    return trees
-
-
-def _functions(kind: type) -> list[Callable[..., Any]]:
-    """The methods a class has, its parents' included, undecorated."""
-    names = {name for base in kind.__mro__ if base not in (nn.Module, object) for name in vars(base)}
-    found = (inspect.unwrap(f) for f in (getattr(kind, name, None) for name in names) if inspect.isfunction(f))
-    return [f for f in found if inspect.isfunction(f)]
-
-
 def num_heads(module: Any) -> int:
-    """H of an attention module, of its queries."""
+    """The number of query heads of an attention module."""
     for name in ("num_heads", "num_attention_heads", "n_heads", "n_head"):
         if isinstance(getattr(module, name, None), int):
             return int(getattr(module, name))

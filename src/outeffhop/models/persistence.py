@@ -1,186 +1,181 @@
-"""A model keeps its method through save_pretrained and from_pretrained.
+"""A model keeps its method through ``save_pretrained`` and ``from_pretrained``, or is refused.
 
-transformers writes neither the attention implementation nor parameters it does not know of, and
-has no public place to hang either. So four of its methods are wrapped here, once, each doing what
-it always did where no method of ours is in play:
-
-- ``PreTrainedConfig.to_dict`` writes ``attn_implementation`` (honoured on load) and ``outeffhop``;
-- ``PreTrainedModel.__init__`` reads ``config.outeffhop``, or refuses what contradicts it, and notes which models there
-  are;
-- ``PreTrainedModel.post_init`` adds gates and sinks, so that they exist when weights are loaded;
-- ``PreTrainedModel.from_pretrained`` refuses a checkpoint whose gates or sinks are not those of its method.
+A model's attention modules know their method: by their state, and by the implementation their config names.
+``describe`` writes it into ``model.config``, which transformers saves. ``restore`` adds the states when a model is
+built from such a config, before its weights are loaded. ``check_loaded`` refuses what does not match.
 """
 
 from __future__ import annotations
 
-import copy
-import weakref
-from functools import wraps
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from outeffhop.methods import METHODS, Method
-from outeffhop.models.modules import NAME, has_attention, hopfield_layers, install
+from outeffhop.models.config_entry import KEY, entry_of, is_annealing, method_of, named_method, with_inner, write
+from outeffhop.models.hf_private import implementation
+from outeffhop.models.modules import NAME, hopfield_layers, install, state_of
+from outeffhop.models.recording import calls_of
 from outeffhop.nn import OutEffHop
+from outeffhop.state import MethodState
 
-__all__ = ["persist", "method_of", "own_config", "write", "write_all", "is_annealing"]
+__all__ = ["describe", "restore", "check_loaded", "annealing"]
 
-KEY = NAME  # of the config
-
-_BUILT: set[weakref.ref[PreTrainedModel]] = set()  # the models there are
-
-
-def method_of(config: PreTrainedConfig) -> Method | None:
-    """The method a config names, by its key or by the implementation; None where it names none of ours."""
-    named = _read(config)
-    running = config._attn_implementation
-    if running in METHODS and (named is None or named.name != running):
-        return METHODS[running].method
-    return named if running in METHODS or running is None else None
+_FIELD = "attn_implementation"  # transformers reads this field of config.json when it loads a model
 
 
-def is_annealing(config: PreTrainedConfig) -> bool:
-    return bool(_entry(config).get("annealing", False))
+def annealing(state: MethodState) -> bool:
+    """Whether a schedule is moving the sink or the gate of a state; they are buffers until it ends."""
+    return any(True for _ in state.buffers())
 
 
-def write(config: PreTrainedConfig, method: Method, annealing: bool = False) -> None:
-    """Puts the method into a config and those inside it."""
-    for each in _with_inner(config):
-        setattr(each, KEY, {"method": str(method), **({"annealing": True} if annealing else {})})
+def describe(model: PreTrainedModel) -> None:
+    """Writes the methods of a model's attention modules into its config and those inside it.
 
-
-def write_all(model: nn.Module, method: Method, annealing: bool = False) -> None:
-    """Puts the method into the configs of a model and of the models inside it, which may be copies (T5's are)."""
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel):
-            write(part.config, method, annealing)
-
-
-def own_config(model: PreTrainedModel) -> None:
-    """Gives a model its own copy of a config that it shares with another: what is written there is for one of them.
-
-    Models built from one config object, ``BertModel(config)`` twice, share it. Those inside each other do as well,
-    and are to go on doing so.
+    Some modules have a copy of the config: T5's parts, or a converted part of a larger model. Such a copy is made again
+    from the config of the same class in ``model.config``. Methods that this one config cannot name are refused.
     """
-    built = [each for reference in list(_BUILT) if (each := reference()) is not None]
-    configs = {id(part.config) for part in model.modules() if isinstance(part, PreTrainedModel)}
-    sharing = [each for each in built if id(each.config) in configs and each not in set(model.modules())]
-    if not sharing:
+    if hopfield_layers(model):  # models built from our own layers have the method as a field of their config
         return
-    around = [each for each in built if model in set(each.modules())]
-    family = set(max(around, key=lambda each: len(list(each.modules())), default=model).modules())
-    if family.issuperset(sharing):
-        return
-    memo: dict[int, Any] = {}  # one copy of each, wherever it is held
-    for part in family:
-        for name, value in list(vars(part).items()):
-            if isinstance(value, PreTrainedConfig):
-                setattr(part, name, copy.deepcopy(value, memo))
+    configs = with_inner(model.config)
+    said: dict[int, tuple[str, Method | None, bool]] = {}  # by the id of a config in ``configs``
+    for name, module in model.named_modules():
+        if calls_of(module) is None:
+            continue
+        method, moving = _method_to_save(name, module)
+        home = _home(name, module, configs, method)
+        if home is None:
+            continue
+        first = said.setdefault(id(home), (name, method, moving))
+        if first[1:] != (method, moving):
+            raise ValueError(
+                f"{first[0]} has {first[1] or 'softmax'} and {name} has {method or 'softmax'}, but both are built from "
+                f"one {type(home).__name__}, which can name only one method: outeffhop.convert the whole model"
+            )
+    for config in configs:
+        # a config without attention modules of its own, such as CLIP's, names its implementation
+        _, method, moving = said.get(id(config), ("", method_of(config), is_annealing(config)))
+        write(config, method, moving)
+    for config in configs:
+        named = _implementations(config)
+        if named is not None:
+            setattr(config, _FIELD, named)
+        elif hasattr(config, _FIELD):
+            delattr(config, _FIELD)
 
 
-def persist() -> None:
-    """Wraps the four methods; a second call does nothing."""
-    if getattr(PreTrainedModel.post_init, "_outeffhop", False):
-        return
-    to_dict, init, post_init = PreTrainedConfig.to_dict, PreTrainedModel.__init__, PreTrainedModel.post_init
-    from_pretrained = PreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]
-
-    @wraps(to_dict)
-    def new_to_dict(self: PreTrainedConfig) -> dict[str, Any]:
-        return _serialised(self, to_dict(self))
-
-    @wraps(init)
-    def new_init(self: PreTrainedModel, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
-        if isinstance(config, PreTrainedConfig):
-            _settle(config)
-        init(self, config, *args, **kwargs)
-        _BUILT.add(weakref.ref(self, _BUILT.discard))
-
-    @wraps(post_init)
-    def new_post_init(self: PreTrainedModel) -> None:
-        post_init(self)
-        method = method_of(self.config)
-        # a model inside another may have no attention at all; one whose attention goes another way is refused
-        if method is not None and (has_attention(self) or not self._can_set_attn_implementation()):
-            # models inside it had their turn, by configs of their own
-            install(self, method, is_annealing(self.config), only_new=True)
-
-    @wraps(from_pretrained)
-    def new_from_pretrained(cls: type[PreTrainedModel], *args: Any, **kwargs: Any) -> Any:
-        wanted = kwargs.pop("output_loading_info", False)
-        model, info = from_pretrained(cls, *args, output_loading_info=True, **kwargs)
-        _check_loaded(model, info)
-        return (model, info) if wanted else model
-
-    new_post_init._outeffhop = True  # type: ignore[attr-defined]
-    PreTrainedConfig.to_dict = new_to_dict  # type: ignore[method-assign]
-    PreTrainedModel.__init__ = new_init  # type: ignore[method-assign]
-    PreTrainedModel.post_init = new_post_init  # type: ignore[method-assign]
-    PreTrainedModel.from_pretrained = classmethod(new_from_pretrained)  # type: ignore[method-assign, assignment]
-
-
-def _serialised(config: PreTrainedConfig, out: dict[str, Any]) -> dict[str, Any]:
-    running = getattr(config, "_attn_implementation_internal", None)
-    if isinstance(out.get(KEY), (str, Method)):
-        out[KEY] = dict(_entry(config))
+def _method_to_save(name: str, module: Any) -> tuple[Method | None, bool]:
+    """The method to restore an attention module with, and whether a schedule is moving it."""
+    state, running = state_of(module), implementation(module.config)
+    if state is not None and (state.method.name == running or state.extra):
+        return state.method, annealing(state)
     if running in METHODS:
-        out["attn_implementation"] = _implementations(config)
-        entry = _entry(config) if (named := _read(config)) is not None and named.name == running else {}
-        out[KEY] = {**entry, "method": str(method_of(config))}
-    elif running is not None and KEY in out and not _has_tensors(config):
-        del out[KEY]  # the user has chosen another implementation, and nothing of the method is left
-    return out
+        return method_of(module.config), False
+    if state is None and entry_of(module.config) is not None:
+        raise ValueError(
+            f"config.{KEY}={getattr(module.config, KEY)!r}, but {name} runs {running!r}: the model was built without "
+            f"the method; build it with outeffhop.from_config, or without config.{KEY}"
+        )
+    return None, False
+
+
+def _home(name: str, module: Any, configs: list[PreTrainedConfig], method: Method | None) -> PreTrainedConfig | None:
+    """The config of ``configs`` from which loading makes the module's config."""
+    config = module.config
+    if any(each is config for each in configs):
+        return config  # type: ignore[no-any-return]
+    alike = [each for each in configs if type(each) is type(config)]
+    if len(alike) == 1:
+        return alike[0]
+    if method is not None:
+        raise ValueError(
+            f"{name} has {method}, but its {type(config).__name__} is not part of the model's config: the method would "
+            "be lost; outeffhop.convert the whole model"
+        )
+    return None
 
 
 def _implementations(config: PreTrainedConfig) -> Any:
-    """What transformers is to read: a name for the whole model or, where parts have others, {"": name, part: ...}."""
-    own = getattr(config, "_attn_implementation_internal", None)
-    own = own if own in METHODS else None  # which of its own it takes, transformers decides anew
+    """The value for transformers: one name for the whole model, or {"": name, part: name, ...} if parts differ."""
+    method = named_method(config)
+    own = None if method is None else method.name  # None: transformers chooses one of its own
     inner = {name: getattr(config, name, None) for name in config.sub_configs}
     parts = {name: _implementations(each) for name, each in inner.items() if isinstance(each, PreTrainedConfig)}
     return own if all(part == own for part in parts.values()) else {"": own, **parts}
 
 
-def _settle(config: PreTrainedConfig) -> None:
-    """Before a model is built: the config's key and its implementation agree, or one of them is refused."""
-    named, running = _read(config), config._attn_implementation
-    if named is None:
+def restore(module: nn.Module) -> None:
+    """Adds the state that the config of a new attention module names; does nothing to other modules."""
+    config = getattr(module, "config", None)
+    if not isinstance(config, PreTrainedConfig) or getattr(config, KEY, None) is None:
         return
-    if running is None:
-        for each in _with_inner(config):
-            if each._attn_implementation is None:  # one inside may have been given another
-                each._attn_implementation_internal = named.name
-    if running in (None, named.name):
-        for each in _with_inner(config):
-            if getattr(each, KEY, None) is None and each._attn_implementation == named.name:
-                setattr(each, KEY, dict(_entry(config)))
-    elif running in METHODS and running != named.name:
-        write(config, METHODS[running].method)
-    elif running not in METHODS and _has_tensors(config):
+    method = named_method(config)
+    if method is not None and implementation(config) == method.name and calls_of(module) is not None:
+        with torch.random.fork_rng(devices=[]):
+            install(module, method, is_annealing(config))
+
+
+def check_loaded(model: PreTrainedModel, info: dict[str, Any], chosen: bool) -> None:
+    """Refuses a loaded model whose gates, sinks or implementation are not those of its method.
+
+    Args:
+        info: transformers' loading info.
+        chosen: the caller chose the attention implementation, which may replace a method without tensors.
+    """
+    for name, module in model.named_modules():
+        if calls_of(module) is not None:
+            _check_module(name, module, chosen)
+    _check_weights(model, info)
+    describe(model)
+
+
+def _check_module(name: str, module: Any, chosen: bool) -> None:
+    running, named = implementation(module.config), named_method(module.config)
+    if named is not None and running not in METHODS:
+        if _has_tensors(named) or is_annealing(module.config):
+            raise ValueError(
+                f"attn_implementation={running!r}, but config.{KEY} says {named}, which has its own parameters: "
+                "load it without attn_implementation, then outeffhop.convert(model, 'vanilla') removes them"
+            )
+        if not chosen:
+            raise ValueError(
+                f"config.{KEY} says {named}, but {_FIELD} is missing in the config, so {name} would run "
+                f'{running!r}: put "{_FIELD}": "{named.name}" beside it, or remove both'
+            )
+        write(module.config, None)
+    unnamed = named is None or named.name != running
+    if running in METHODS and unnamed and _has_tensors(METHODS[running].method):
         raise ValueError(
-            f"attn_implementation={running!r}, but config.{KEY} says {named}, which has parameters of its own: load it "
-            "without attn_implementation, then outeffhop.convert(model, 'vanilla') removes them"
+            f"attn_implementation={running!r} needs parameters that {name} ({type(module).__name__}) does not have: "
+            f"load the checkpoint as it is, then outeffhop.convert(model, {running!r}) adds them"
         )
-    elif running not in METHODS:
-        delattr(config, KEY)
 
 
-def _check_loaded(model: PreTrainedModel, info: dict[str, Any]) -> None:
+def _has_tensors(method: Method) -> bool:
+    return method.gate is not None or method.normalizer.learns is not None or method.qk_norm != "none"
+
+
+def _check_weights(model: PreTrainedModel, info: dict[str, Any]) -> None:
     kinds = ("missing_keys", "mismatched_keys", "unexpected_keys")
     layers = hopfield_layers(model)
     ours = {kind: sorted(_ours(info.get(kind, ()), layers)) for kind in kinds}
-    # of a model's part, such as CLIP's text model, loaded from the whole one's checkpoint: the other part's
+    # a part such as CLIP's text model may be loaded from the checkpoint of the whole, which holds the other part too
     ours["unexpected_keys"] = [name for name in ours["unexpected_keys"] if layers or _has_module_of(name, model)]
     method = next(iter(layers.values())).method if layers else method_of(model.config)
     at = model.config.name_or_path
+    if _former(info.get("unexpected_keys", ()), layers):
+        raise ValueError(
+            f"{at!r} was saved by outeffhop 0.1.0, which named its gates and sinks differently: load it with "
+            "that version"
+        )
     for kind in ("missing_keys", "mismatched_keys"):
         if ours[kind]:
             raise ValueError(
                 f"{at!r} cannot be restored as {method}: {_some(ours[kind])} "
-                f"{'are not in it' if kind == 'missing_keys' else 'have other shapes in it'}. To give a checkpoint "
-                f"this method, load it as it is and call outeffhop.convert(model, {str(method)!r})"
+                f"{'are missing' if kind == 'missing_keys' else 'have other shapes'}. To convert a checkpoint to this "
+                f"method, load it as it is and call outeffhop.convert(model, {str(method)!r})"
             )
     if ours["unexpected_keys"]:
         raise ValueError(
@@ -192,14 +187,21 @@ def _check_loaded(model: PreTrainedModel, info: dict[str, Any]) -> None:
 
 
 def _ours(names: Any, layers: dict[str, OutEffHop]) -> list[str]:
-    """Of a checkpoint's names, those of gates, sinks, α and QK-norm: in extensions, or in a model's Hopfield layers."""
+    """The names of gates, sinks, α and QK-norm among a checkpoint's: in states, or in Hopfield layers."""
     flat = [name if isinstance(name, str) else name[0] for name in names]
     inner = tuple(f"{layer}.state." for layer in layers)
     return [name for name in flat if f".{NAME}." in f".{name}" or (inner and name.startswith(inner))]
 
 
+def _former(names: Any, layers: dict[str, OutEffHop]) -> bool:
+    """Whether a checkpoint's names are those that outeffhop 0.1.0 gave to gates, sinks, α and QK-norm of layers."""
+    parts = ("gate.", "association.sink", "association.raw_alpha", "association.qk_norm.")
+    former = tuple(f"{layer}.{part}" for layer in layers for part in parts)
+    return any(name.startswith(former) for name in names)
+
+
 def _has_module_of(weight: str, model: PreTrainedModel) -> bool:
-    """Whether the model has the attention module of an extension's weight, named with or without the base's prefix."""
+    """Whether the model has the attention module of this weight, named with or without the base prefix."""
     module = f".{weight}".partition(f".{NAME}.")[0].removeprefix(".")
     prefix = f"{model.base_model_prefix}."
     here = {name for name, _ in model.named_modules()}
@@ -208,38 +210,3 @@ def _has_module_of(weight: str, model: PreTrainedModel) -> bool:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _has_tensors(config: PreTrainedConfig) -> bool:
-    method = _read(config)
-    if method is None:
-        return False
-    if is_annealing(config):  # sinks and offsets on their way are buffers
-        return True
-    return method.gate is not None or method.normalizer.learns is not None or method.qk_norm != "none"
-
-
-def _read(config: PreTrainedConfig) -> Method | None:
-    entry = _entry(config)
-    if not entry:
-        return None
-    if not isinstance(entry.get("method"), str):
-        raise ValueError(f'config.{KEY}={entry!r}: {{"method": "name"}} is needed')
-    return Method.parse(entry["method"])
-
-
-def _entry(config: PreTrainedConfig) -> dict[str, Any]:
-    entry = getattr(config, KEY, None)
-    if entry is None:
-        return {}
-    if isinstance(entry, (str, Method)):  # a convenience: config.outeffhop = "clipped(alpha=12)"
-        entry = {"method": str(entry)}
-        setattr(config, KEY, entry)
-    if not isinstance(entry, dict):
-        raise ValueError(f'config.{KEY}={entry!r}: {{"method": "name"}} is needed')
-    return entry
-
-
-def _with_inner(config: PreTrainedConfig) -> list[PreTrainedConfig]:
-    inner = (getattr(config, name, None) for name in config.sub_configs)
-    return [config, *(deep for each in inner if isinstance(each, PreTrainedConfig) for deep in _with_inner(each))]

@@ -1,9 +1,9 @@
-"""Sizes by name: tiny (two CPU cores, minutes), small (one GPU, minutes) and paper, for four models.
+"""Four models in three sizes: tiny (minutes on two CPU cores), small (minutes on one GPU) and paper.
 
     model = presets.build("opt", "tiny", "gated-outeffhop")
 
-A method's name means its defaults here as everywhere. The parameters that the paper's scripts give it for one model
-are asked for: ``build("opt", "tiny", paper_method("opt", "clipped"))``.
+A method's name means its defaults. ``paper_method`` gives a method the parameters that the paper's scripts use for a
+model: ``build("opt", "tiny", paper_method("opt", "clipped"))``.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SIZES = ("tiny", "small", "paper")
 
 @dataclass(frozen=True)
 class Preset:
-    """A model's config class, its sizes, and the paper's parameters of each method.
+    """A model's config class, its sizes, and the paper's parameters for each method.
 
     Attributes:
-        paper_parameters: millions the paper's Table 1 prints, plain and gated.
-        difference: why ours at size "paper" are not the same, or what makes them so.
+        paper_parameters: parameters in millions in the paper's Table 1, plain and gated.
+        difference: why our count at size "paper" differs, or how the same count comes about.
     """
 
     config: type[PreTrainedConfig]
@@ -103,8 +103,8 @@ MODELS: dict[str, Preset] = {
             "gated-outeffhop": "gated-outeffhop(predictor=mlp)",
         },
         (108.9, 109.0),
-        "the paper counts without the masked-LM head (0.62M: a dense layer, a LayerNorm, the decoder's bias); without "
-        "it ours are 108.89M and 109.04M; its gates are the same per-head MLPs 64 → 16 → 1",
+        "the paper does not count the masked-LM head (0.62M: a dense layer, a LayerNorm, the decoder's bias); without "
+        "it ours have 108.89M and 109.04M; the gates are the same per-head MLPs 64 → 16 → 1",
     ),
     "opt": Preset(
         OPTConfig,
@@ -129,7 +129,7 @@ MODELS: dict[str, Preset] = {
         },
         {"clipped": "clipped(gamma=-1e-05)", "clipped-outeffhop": "clipped-outeffhop(gamma=-1e-05)"},
         (22.03, 22.04),
-        "none: the paper cuts digits off (22.037M, 22.042M); no qkv bias, as there; gates are 72 heads × (64 + 1)",
+        "none: the paper truncates (22.037M, 22.042M); no qkv bias, as in the paper; gates are 72 heads × (64 + 1)",
         {"qkv_bias": False},
     ),
     "stanhop": Preset(
@@ -146,25 +146,25 @@ MODELS: dict[str, Preset] = {
         },
         (35.13, 35.15),
         "four LayerNorms in each of 23 STHM blocks, as the architecture is described; the authors' public code has one "
-        "of them (23 · 3 · 512 fewer: 35.15M); the last 0.02M to the paper's 35.13M no stated setting explains",
+        "of them (23 · 3 · 512 fewer: 35.15M); no stated setting explains the last 0.02M to the paper's 35.13M",
     ),
 }
 
 
 def config(model: str, size: str = "tiny", **changes: Any) -> PreTrainedConfig:
-    """The config of a model at one of its sizes; ``changes`` are fields of that config."""
+    """The config of a model in one of its sizes; ``changes`` are fields of that config."""
     preset = MODELS[known("model", model, MODELS)]
     values = preset.sizes[known("size", size, SIZES)]
     default = preset.config()
     for name in changes:
-        if not is_field(default, name):  # transformers would take it and pass it over
+        if not is_field(default, name):  # transformers would accept and ignore it
             near = did_you_mean(name, default.to_dict())
-            raise ValueError(f"{name}={changes[name]!r} is no field of {preset.config.__name__}{near}")
+            raise ValueError(f"{name}={changes[name]!r} is not a field of {preset.config.__name__}{near}")
     return preset.config(**{**preset.common, **values, **changes})
 
 
 def is_field(config: PreTrainedConfig, name: str) -> bool:
-    """Whether a config has a field of this name that may be set: methods and what is computed are none."""
+    """Whether a config has a field of this name that can be set; methods and computed properties do not count."""
     if name in config.to_dict():
         return True
     computed = getattr(type(config), name, None)
@@ -173,16 +173,16 @@ def is_field(config: PreTrainedConfig, name: str) -> bool:
 
 
 def paper_method(model: str, name: str) -> Method:
-    """A method with the parameters that the paper's scripts give it for this model; ``clipped`` has α = 12 for OPT.
+    """A method with the parameters that the paper's scripts use for this model, such as ``clipped`` with α = 12 for OPT.
 
-    A method that the paper's scripts leave at its defaults, or that is written with parameters, is taken as it is.
+    A method that the scripts leave at its defaults, or that is written with parameters, is used as written.
     """
     preset = MODELS[known("model", model, MODELS)]
     return Method.parse(preset.methods.get(name, name))
 
 
 def build(model: str, size: str = "tiny", method: str | Method = "outeffhop", **changes: Any) -> PreTrainedModel:
-    """A fresh model: ``build("opt", "tiny", "gated-outeffhop")``.
+    """Builds a new model: ``build("opt", "tiny", "gated-outeffhop")``.
 
     Args:
         model: bert, opt, vit or stanhop.
@@ -193,7 +193,7 @@ def build(model: str, size: str = "tiny", method: str | Method = "outeffhop", **
     chosen, sizes = Method.parse(method), config(model, size, **changes)
     try:
         built: PreTrainedModel = from_config(MODELS[model].auto_class, sizes, chosen)
-    # no heads, an index out of range, a made-up name, a negative size
+    # for example no heads, an index out of range, an unknown name, a negative size
     except (ArithmeticError, AssertionError, KeyError, RuntimeError, TypeError) as error:
         if not changes:
             raise
@@ -204,6 +204,6 @@ def build(model: str, size: str = "tiny", method: str | Method = "outeffhop", **
 
 
 def count(model: str, size: str = "paper", method: str | Method = "outeffhop") -> int:
-    """How many parameters ``build`` would make, without making them."""
+    """The number of parameters of a model that ``build`` would make, without allocating them."""
     with torch.device("meta"):
         return sum(p.numel() for p in build(model, size, method).parameters())

@@ -1,4 +1,4 @@
-"""Code that a checkpoint brings along or sends for: found by name, and never run unless that was asked for."""
+"""Finds the code that a checkpoint contains or refers to, which never runs unless the user asks for it."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ __all__ = ["foreign_class", "refuse_code"]
 
 
 def refuse_code(file: Path, *, allow_own: bool = False, remedy: str = "") -> None:
-    """Raises ValueError where a JSON file of a checkpoint names code to be run; a file of another kind passes.
+    """Raises a ValueError if a JSON file of a checkpoint names code to run; other files pass.
 
     Args:
-        allow_own: let code pass that lies in the checkpoint's own folder; what would be fetched never does.
-        remedy: what a reader can do about code of the folder's own.
+        allow_own: allow code in the checkpoint's own folder; code that would be downloaded is never allowed.
+        remedy: what the user can do about code in the folder, for the error message.
     """
     try:
         own, fetched = _named(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
-        return  # whoever reads it says what is wrong
+        return  # the code that reads the file reports what is wrong
     if fetched:
-        raise ValueError(f"{file} asks for code from elsewhere, {fetched[0]!r}, which is never fetched nor run")
+        raise ValueError(f"{file} asks for code from elsewhere, {fetched[0]!r}, which is never fetched or run")
     if own and not allow_own:
         raise ValueError(f"{file} brings code of its own, {own[0]!r}, which is not run{remedy}")
 
 
 def foreign_class(folder: Path, names: list[str]) -> type[PreTrainedModel] | None:
-    """Runs the checkpoint's own code for the class of one of these names; None where it has none."""
+    """Runs the checkpoint's own code and returns the class with one of these names; None if there is none."""
     known = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("auto_map", {})
     for reference in known.values():
         if isinstance(reference, str) and reference.split(".")[-1] in names:
             try:
                 found = get_class_from_dynamic_module(reference, str(folder), local_files_only=True)
-            except Exception as error:  # whatever that code does
+            except Exception as error:  # the code may raise anything
                 raise ValueError(f"code {reference!r} of checkpoint {str(folder)!r} failed: {error!r}") from error
             if not issubclass(found, PreTrainedModel):
-                raise ValueError(f"code {reference!r} of checkpoint {str(folder)!r} is no PreTrainedModel")
+                raise ValueError(f"code {reference!r} of checkpoint {str(folder)!r} is not a PreTrainedModel")
             return found
     return None
 
 
 def _named(content: Any) -> tuple[list[str], list[str]]:
-    """What is named at any depth: files of the folder itself, and repositories of the hub."""
+    """References at any depth: to files of the folder itself, and to repositories of the hub."""
     own: list[str] = []
     fetched: list[str] = []
     inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from outeffhop.models.modules import attention_modules, extension_of, hopfield_layers, num_heads
-from outeffhop.models.persistence import method_of
+from outeffhop.models.hf_private import implementation
+from outeffhop.models.modules import attention_modules, hopfield_layers, method_in, num_heads, state_of
 from outeffhop.state import MethodState
 
 __all__ = ["ModelSummary", "model_summary"]
@@ -69,9 +69,9 @@ def model_summary(model: PreTrainedModel) -> ModelSummary:
     else:
         modules = attention_modules(model)
         heads = [num_heads(module) for module in modules.values()]
-        method = method_of(model.config)
-        named = str(model.config._attn_implementation if method is None else method)
-        states = [state for state in map(extension_of, modules.values()) if state is not None]
+        method = method_in(model)
+        named = str(implementation(model.config) if method is None else method)
+        states = [state for state in map(state_of, modules.values()) if state is not None]
     return ModelSummary(
         model=type(model).__name__,
         method=named,

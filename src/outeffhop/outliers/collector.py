@@ -15,8 +15,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 
 from outeffhop.metrics import evaluating
+from outeffhop.models.config_entry import method_of
 from outeffhop.models.inspection import inspecting
-from outeffhop.models.persistence import method_of
 from outeffhop.ops.call import Call
 from outeffhop.outliers.accumulate import TensorSums
 from outeffhop.outliers.heads import HeadSums, Tokens

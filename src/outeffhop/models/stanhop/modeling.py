@@ -11,6 +11,7 @@ from transformers import initialization as init
 from transformers.utils.generic import ModelOutput
 
 from outeffhop.methods import METHODS
+from outeffhop.models.hf_private import implementation
 from outeffhop.models.stanhop.blocks import DecoderLayer, EncoderBlock
 from outeffhop.models.stanhop.configuration import StanhopConfig
 from outeffhop.nn import OutEffHopPooling
@@ -96,10 +97,10 @@ class StanhopForForecasting(StanhopPreTrainedModel):
 
     def __init__(self, config: StanhopConfig) -> None:
         config.check()
-        if config._attn_implementation in METHODS:
+        if implementation(config) in METHODS:
             raise ValueError(
-                f"attn_implementation={config._attn_implementation!r}: STanHop-Net has its method in its config: give "
-                f"method={config._attn_implementation!r} instead"
+                f"attn_implementation={implementation(config)!r}: STanHop-Net has its method in its config: give "
+                f"method={implementation(config)!r} instead"
             )
         super().__init__(config)
         self.embedding = SegmentEmbedding(config)
