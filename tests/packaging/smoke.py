@@ -35,7 +35,7 @@ outeffhop.convert(model, "gated-outeffhop").save_pretrained("model")
 assert outeffhop.model_summary(AutoModelForMaskedLM.from_pretrained("model")).method == "gated-outeffhop"
 assert outeffhop.quantization.evaluate(model, lambda seed: batches, batches, seeds=1).quantized
 assert outeffhop.nn.OutEffHop(16, 2)(torch.randn(2, 5, 16))[0].shape == (2, 5, 16)
-assert outeffhop.HopfieldMemory(torch.randn(5, 8)).retrieve(torch.randn(3, 8)).shape == (3, 8)
+assert outeffhop.HopfieldMemory(torch.randn(5, 8)).retrieve(torch.randn(3, 8)).state.shape == (3, 8)
 
 for command in (["doctor"], ["methods"], ["presets"], ["train", "--help"]):
     with contextlib.suppress(SystemExit):

@@ -173,7 +173,7 @@ def is_field(config: PreTrainedConfig, name: str) -> bool:
 
 
 def paper_method(model: str, name: str) -> Method:
-    """A method with the parameters that the paper's scripts use for this model, such as ``clipped`` with α = 12 for OPT.
+    """A method with the parameters of the paper's scripts for this model, such as ``clipped`` with α = 12 for OPT.
 
     A method that the scripts leave at its defaults, or that is written with parameters, is used as written.
     """

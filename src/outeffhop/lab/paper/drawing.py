@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outeffhop._io import write_whole
+from outeffhop._naming import require
 
 __all__ = ["COLOURS", "MARKERS", "colour", "logarithmic", "marker", "new", "save"]
 
@@ -38,6 +39,7 @@ def marker(method: str) -> str:
 
 def new(width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
     """A figure and its axes."""
+    require("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outeffhop.lab.paper import retrieval
+from outeffhop.lab.paper import image_retrieval
 from outeffhop.lab.paper.experiment import Cell, Experiment, Result, Settings, Values
 
 __all__ = ["EXPERIMENT"]
@@ -17,11 +17,11 @@ CLAIM = "Figure 5: OutEffHop outperforms its baselines, especially when the memo
 
 
 def cells(settings: Settings) -> list[Cell]:
-    return retrieval.cells(settings, SIZES[:2] if settings.quick else SIZES)
+    return image_retrieval.cells(settings, SIZES[:2] if settings.quick else SIZES)
 
 
 def measure(cell: Cell, settings: Settings) -> Values:
-    return retrieval.errors(cell, settings, int, half_hidden)
+    return image_retrieval.errors(cell, settings, int, half_hidden)
 
 
 def half_hidden(images: Tensor, size: float, rng: torch.Generator) -> Tensor:
@@ -32,16 +32,16 @@ def half_hidden(images: Tensor, size: float, rng: torch.Generator) -> Tensor:
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
-    retrieval.draw_errors(found, folder, "memory-capacity", "images in memory, M", log=True)
-    groups = retrieval.by_images(found)
+    image_retrieval.draw_errors(found, folder, "memory-capacity", "images in memory, M", log=True)
+    groups = image_retrieval.by_images(found)
     return EXPERIMENT.result(
-        retrieval.error_tables(found, "M", "Queries: the upper half of each stored image; one update, β = 1."),
-        [retrieval.figure_of("memory-capacity", "Retrieval error over memory size")],
+        image_retrieval.error_tables(found, "M", "Queries: the upper half of each stored image; one update, β = 1."),
+        [image_retrieval.figure_of("memory-capacity", "Retrieval error over memory size")],
         [
-            *(retrieval.compared(CLAIM, name, seeds) for name, seeds in groups.items()),
-            *(retrieval.classified(name, seeds) for name, seeds in groups.items()),
+            *(image_retrieval.compared(CLAIM, name, seeds) for name, seeds in groups.items()),
+            *(image_retrieval.classified(name, seeds) for name, seeds in groups.items()),
         ],
-        retrieval.conditions(found, "the upper half of an image, the rest 0"),
+        image_retrieval.conditions(found, "the upper half of an image, the rest 0"),
     )
 
 
@@ -52,6 +52,6 @@ EXPERIMENT = Experiment(
     cells,
     measure,
     conclude,
-    retrieval.needs,
+    image_retrieval.needs,
     partial=True,
 )

@@ -14,6 +14,7 @@ from statistics import mean, stdev
 import torch
 from torch import Tensor, nn
 
+from outeffhop._naming import require
 from outeffhop.lab.data import Bags, collate_bags, load_bags
 from outeffhop.lab.paper import drawing
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
@@ -86,7 +87,7 @@ def _training(settings: Settings) -> Values:
 @one_thread()
 def measure(cell: Cell, settings: Settings) -> Values:
     """ROC-AUC and accuracy on each fold's test bags."""
-    from sklearn.metrics import roc_auc_score
+    roc_auc_score = require("sklearn.metrics").roc_auc_score
 
     asked = cell.values
     bags = load_bags(sources(settings)[asked["bags of"]], count=asked["bags"], seed=0)

@@ -8,7 +8,7 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from outeffhop.lab.paper import retrieval
+from outeffhop.lab.paper import image_retrieval
 from outeffhop.lab.paper.experiment import Cell, Experiment, Result, Settings, Values, Verdict
 from outeffhop.lab.paper.ranking import judged
 
@@ -20,11 +20,11 @@ CLAIM = "Figure 6: OutEffHop excels when the signal-to-noise ratio is low"
 
 
 def cells(settings: Settings) -> list[Cell]:
-    return retrieval.cells(settings, NOISE[::6] if settings.quick else NOISE)
+    return image_retrieval.cells(settings, NOISE[::6] if settings.quick else NOISE)
 
 
 def measure(cell: Cell, settings: Settings) -> Values:
-    return retrieval.errors(cell, settings, lambda deviation: STORED, noisy)
+    return image_retrieval.errors(cell, settings, lambda deviation: STORED, noisy)
 
 
 def noisy(images: Tensor, deviation: float, rng: torch.Generator) -> Tensor:
@@ -39,10 +39,10 @@ def least_rise(name: str, seeds: list[Values]) -> Verdict:
     def at(point: int, model: str) -> float:
         return mean(seed["points"][point]["errors"]["clean"][model] for seed in seeds)
 
-    rise = {model: at(-1, model) - at(0, model) for model in retrieval.MODELS}
+    rise = {model: at(-1, model) - at(0, model) for model in image_retrieval.MODELS}
     others = min(value for model, value in rise.items() if model != "outeffhop")
     by = (rise["outeffhop"] - others) / max(abs(others), 1e-12)
-    tie = retrieval.TIE
+    tie = image_retrieval.TIE
     return Verdict(
         f"Figure 6: noise has the least effect on OutEffHop ({name})",
         judged(-by, tie),
@@ -53,17 +53,17 @@ def least_rise(name: str, seeds: list[Values]) -> Verdict:
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
-    retrieval.draw_errors(found, folder, "noise-robustness", "standard deviation of the noise, σ", log=False)
-    groups = retrieval.by_images(found)
+    image_retrieval.draw_errors(found, folder, "noise-robustness", "standard deviation of the noise, σ", log=False)
+    groups = image_retrieval.by_images(found)
     return EXPERIMENT.result(
-        retrieval.error_tables(found, "σ", f"{STORED} images in memory; one update, β = 1."),
-        [retrieval.figure_of("noise-robustness", "Retrieval error over noise")],
+        image_retrieval.error_tables(found, "σ", f"{STORED} images in memory; one update, β = 1."),
+        [image_retrieval.figure_of("noise-robustness", "Retrieval error over noise")],
         [
-            *(retrieval.compared(CLAIM, name, seeds) for name, seeds in groups.items()),
+            *(image_retrieval.compared(CLAIM, name, seeds) for name, seeds in groups.items()),
             *(least_rise(name, seeds) for name, seeds in groups.items()),
-            *(retrieval.classified(name, seeds) for name, seeds in groups.items()),
+            *(image_retrieval.classified(name, seeds) for name, seeds in groups.items()),
         ],
-        retrieval.conditions(found, "clamp(|x + N(0, σ²)|, 0, 1)"),
+        image_retrieval.conditions(found, "clamp(|x + N(0, σ²)|, 0, 1)"),
     )
 
 
@@ -74,6 +74,6 @@ EXPERIMENT = Experiment(
     cells,
     measure,
     conclude,
-    retrieval.needs,
+    image_retrieval.needs,
     partial=True,
 )

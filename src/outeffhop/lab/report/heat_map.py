@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
+from outeffhop._naming import require
+
 __all__ = ["heat_map"]
 
 
@@ -66,6 +68,7 @@ def _share(value: float, low: float, high: float, logarithmic: bool) -> float:
 
 def _colours(share: float) -> tuple[str, str]:
     """A colour of matplotlib's viridis, and an ink that can be read on it."""
+    require("matplotlib")
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 

@@ -25,6 +25,7 @@ from transformers.utils import logging
 from outeffhop import __version__
 from outeffhop._dataclass_io import JsonReport
 from outeffhop._io import read_json, write_whole
+from outeffhop._naming import require
 from outeffhop.lab.data import Prepared, prepare
 from outeffhop.lab.training.callbacks import Interrupt, Journal, Patience
 from outeffhop.lab.training.card import CARD, model_card
@@ -76,6 +77,7 @@ def train(config: RunConfig, *, resume: bool = False, quiet: bool = False) -> Re
         resume: if ``out`` holds a run of this config already, continue it from its last whole checkpoint.
         quiet: show no progress.
     """
+    require("accelerate")
     config = resolve(config)
     if not config.out:
         raise ValueError("out is missing: name the folder of the run")
@@ -96,6 +98,7 @@ def resume(path: str | Path, *, quiet: bool = False) -> Result:
 
     A finished run without checkpoints is left as it is; its result is returned.
     """
+    require("accelerate")
     folder = RunFolder(path)
     config = dataclasses.replace(folder.config(), out=str(path))
     if folder.finished and folder.last_checkpoint() is None:  # it would start from the beginning
