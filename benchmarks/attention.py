@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from outeffhop.ops import BACKENDS, attention, explain
+from outeffhop.ops import attention, explain
+from outeffhop.ops.dispatch import BACKENDS
 
 # (B, H, S, D), one query over S keys where "decode" is said
 GPU_SHAPES = [(64, 12, 128, 64), (32, 12, 512, 64), (8, 16, 2048, 64), (4, 16, 4096, 128), (1, 16, 16384, 128)]

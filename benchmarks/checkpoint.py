@@ -18,7 +18,7 @@ import torch
 from measure import environment, keep
 
 from outeffhop.lab.data import batches, prepare
-from outeffhop.models.checkpoint import load_checkpoint
+from outeffhop.models import load_checkpoint
 from outeffhop.outliers import measure
 from outeffhop.quantization import evaluate
 

@@ -25,28 +25,28 @@ ELSEWHERE = {
     "changelog.md": "CHANGELOG.md",
 }
 
-# modules whose public names make a page each, in the order of the layers
-REFERENCE = (
-    "functional",
-    "methods",
-    "ops",
-    "memory",
-    "memory.theory",
-    "nn",
-    "models",
-    "models.presets",
-    "lab.data",
-    "outliers",
-    "quantization",
-    "quantization.int8",
-    "lab.training",
-    "lab.paper",
-    "lab.report",
-)
+# The public API: the modules whose __all__ makes a page each, and what the index calls their part.
+REFERENCE = {
+    "The library": (
+        "functional",
+        "methods",
+        "ops",
+        "memory",
+        "memory.theory",
+        "nn",
+        "models",
+        "models.presets",
+        "metrics",
+        "outliers",
+        "quantization",
+    ),
+    "The lab": ("lab.data", "lab.training", "lab.paper", "lab.report"),
+}
+MODULES = [module for part in REFERENCE.values() for module in part]
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    pages = ["reference/index.md", *({f"outeffhop.{name}": _page(name)} for name in REFERENCE)]
+    pages = ["reference/index.md", *({f"outeffhop.{name}": _page(name)} for name in MODULES)]
     config.nav = [
         {"Reference": pages} if part == {"Reference": "reference/index.md"} else part for part in config.nav or ()
     ]
@@ -92,18 +92,31 @@ def _page(module: str) -> str:
 def reference() -> dict[str, str]:
     """Pages of the reference, written from what each module's ``__all__`` says."""
     package = griffe.load("outeffhop", search_paths=[str(ROOT / "src")])
-    # a name of several modules belongs to the first of them
-    home = {name: path for module in reversed(REFERENCE) for name, path in _public(package[module]).items()}
     pages = {}
-    for module in REFERENCE:
+    for module in MODULES:
         shown = "\n\n".join(f"::: {path}" for path in _public(package[module]).values())
         pages[_page(module)] = f"# outeffhop.{module}\n\n{_summary(package[module])}\n\n{shown}\n"
-    names = ", ".join(f"[`{name}`][{home[name]}]" for name in _exports(package))
-    modules = "\n".join(
-        f"- [`outeffhop.{m}`]({posixpath.basename(_page(m))}): {_summary(package[m])}" for m in REFERENCE
+    root = {path: name for name, path in _public(package).items()}
+    parts = []
+    for title, modules in REFERENCE.items():
+        parts.append(f"## {title}\n")
+        for module in modules:
+            parts.append(f"### [`outeffhop.{module}`]({posixpath.basename(_page(module))})\n")
+            parts.append(f"{_summary(package[module])}\n\n| name | |\n|---|---|")
+            for name, path in _public(package[module]).items():
+                also = f" (also `outeffhop.{name}`)" if name in root.values() else ""
+                parts.append(f"| [`{name}`][{path}] | {_first_line(package[module][name])}{also} |")
+            parts.append("")
+    pages["reference/index.md"] = (
+        "# Reference\n\nThese names are public; every other name may change without notice. After `import outeffhop` "
+        "each is reached by its dotted name, such as `outeffhop.outliers.measure`.\n\n" + "\n".join(parts) + "\n"
     )
-    pages["reference/index.md"] = f"# Reference\n\nFrom `outeffhop` itself: {names}.\n\n{modules}\n"
     return pages
+
+
+def _first_line(thing: griffe.Object | griffe.Alias) -> str:
+    text = thing.docstring.value.splitlines()[0] if thing.docstring else ""
+    return text.replace("|", "\\|")
 
 
 def _public(module: griffe.Module) -> dict[str, str]:

@@ -29,7 +29,7 @@ from outeffhop.lab.paper.table1_result import loss_verdict
 from outeffhop.lab.paper.trained_models import measured, quantized
 from outeffhop.lab.paper.training_outliers import curve_of, growth_verdict
 from outeffhop.lab.paper.training_runs import finished, run_config
-from outeffhop.lab.report.experiments_page import write_report
+from outeffhop.lab.report import write_report
 from outeffhop.models import presets
 
 METHODS = ("vanilla", "outeffhop")

@@ -26,7 +26,7 @@ import outeffhop
 from outeffhop.lab.data import Prepared, batches, prepare
 from outeffhop.lab.training import DataConfig, RunConfig, TrainConfig, train
 from outeffhop.metrics import task_of
-from outeffhop.models.checkpoint import load_checkpoint
+from outeffhop.models import load_checkpoint
 from outeffhop.outliers import measure
 from outeffhop.quantization import evaluate
 

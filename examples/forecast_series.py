@@ -16,17 +16,15 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from outeffhop.lab.data import batches
-from outeffhop.lab.paper.drawing import colour, new, save
-from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
-from outeffhop.lab.training.run import prepare_data
+from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, prepare_data, train
 from outeffhop.metrics import metric_for
-from outeffhop.models.checkpoint import load_checkpoint
+from outeffhop.models import load_checkpoint
 from outeffhop.outliers import measure
 
 DAY = 24
@@ -57,16 +55,16 @@ def yesterday(past: Tensor, length: int) -> Tensor:
 
 def draw(past: Tensor, future: Tensor, forecasts: dict[str, Tensor], out: Path) -> None:
     """One series: what was given, what came, and what each forecast said."""
-    figure, axes = new(9.0, 3.6)
+    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
+    axes = figure.subplots()
     hours = torch.arange(-len(past), len(future))
     axes.plot(hours, torch.cat([past, future]), color="#666666", lw=1.2, label="the series")
     axes.axvline(-0.5, color="#666666", lw=0.8, ls=":")
     for name, values in forecasts.items():
-        look: Any = dict(color="#CC79A7", ls="--") if name == COPY else dict(color=colour(name))
-        axes.plot(hours[-len(future) :], values, lw=2, label=name, **look)
+        axes.plot(hours[-len(future) :], values, lw=2, label=name, ls="--" if name == COPY else "-")
     axes.set(xlabel="rows after the last one given", ylabel="scaled value")
     figure.legend(loc="outside upper center", ncols=2 + len(forecasts), frameon=False)
-    save(figure, out, "forecast")
+    figure.savefig(out / "forecast.png", dpi=150)
 
 
 def main() -> None:

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from outeffhop.lab.data import Prepared, batches
-from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
-from outeffhop.lab.training.run import prepare_data
-from outeffhop.models.checkpoint import load_checkpoint
+from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, prepare_data, train
+from outeffhop.models import load_checkpoint
 from outeffhop.outliers import compare, measure
 from outeffhop.quantization import evaluate
 

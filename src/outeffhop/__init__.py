@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outeffhop.nn import OutEffHop, OutEffHopLayer, OutEffHopPooling
     from outeffhop.ops import attention, explain
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "attention",

@@ -20,7 +20,6 @@ __all__ = [
     "clipped_softmax",
     "sparsemax",
     "entmax",
-    "below_sink",
 ]
 
 

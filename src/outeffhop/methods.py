@@ -20,15 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "Method",
-    "Normalizer",
-    "SoftmaxN",
-    "Clipped",
-    "Entmax",
-    "Polynomial",
-    "GateSpec",
-    "Entry",
     "METHODS",
+    "Method",
+    "Entry",
+    "Normalizer",
+    "GateSpec",
 ]
 
 Learned = Literal["learned"]

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["TASKS", "Batch", "Metric", "evaluating", "metric_for", "task_of", "task_or_embedding", "to_device"]
+__all__ = ["metric_for", "task_of", "TASKS"]
 
 TASKS = {  # task → the kind of data it needs, and the ending of architectures that learn it
     "mlm": ("text", "ForMaskedLM"),

@@ -10,7 +10,7 @@ from outeffhop import __version__
 from outeffhop.cli.main import main
 from outeffhop.methods import METHODS
 from outeffhop.models import presets
-from outeffhop.ops import BACKENDS
+from outeffhop.ops.dispatch import BACKENDS
 
 
 def test_as_a_module():

@@ -17,7 +17,6 @@ from blocks import ROOT
 import outeffhop
 from outeffhop.memory import HopfieldMemory
 
-PACKAGES = ("attention", "memory", "nn", "models", "data", "outliers", "quantization", "training", "experiments")
 # what a browser fetches by itself: scripts, styles, pictures, frames, and what a style names
 LOADED = re.compile(
     r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\bsrc=["']?((?:https?:)?//[^"'\s>]+)"""
@@ -55,16 +54,37 @@ def test_what_is_loaded_is_seen():
 
 
 def test_the_reference_has_every_public_name(site):
-    text = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
-    names = [f"{each}.{n}" for each in PACKAGES for n in importlib.import_module(f"outeffhop.{each}").__all__]
-    assert len(names) > 60
-    # a function that shares its module's name is found by where it is: models.convert.convert
-    places = {n: (n, f"{n}.{n.split('.')[-1]}") for n in names if n != "models.presets"}
-    assert not [n for n, at in places.items() if not any(f'id="outeffhop.{place}"' in text for place in at)]
-    assert (site / "reference" / "models-presets.html").is_file()  # a module, which has a page of its own
-    assert "doc-symbol-module" not in text, "a module is shown where something in it has its name"
-    index = (site / "reference" / "index.html").read_text()
-    assert not [n for n in outeffhop.__all__ if not re.search(rf'href="[^"]+\.{n}"', index)]
+    modules = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["MODULES"]
+    pages = {path.stem: path.read_text() for path in (site / "reference").glob("*.html")}
+    index = pages.pop("index")
+    for module in modules:
+        page = pages.pop(module.replace(".", "-"))
+        for name in importlib.import_module(f"outeffhop.{module}").__all__:
+            if f"{module}.{name}" in modules:  # a module, which has a page of its own
+                continue
+            assert re.search(rf'id="outeffhop\.[\w.]*{name}"', page), f"{module}.{name}"
+            assert re.search(rf'href="[^"]+\.{name}"', index), f"{module}.{name}"
+        assert "doc-symbol-module" not in page, "a module is shown where something in it has its name"
+    assert not pages
+
+
+def test_what_the_root_exports_is_on_the_list():
+    modules = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["MODULES"]
+    public = {name for module in modules for name in importlib.import_module(f"outeffhop.{module}").__all__}
+    assert set(outeffhop.__all__) <= public | {*modules, "lab"}
+
+
+def test_pages_and_examples_use_public_names_alone():
+    modules = {f"outeffhop.{m}" for m in runpy.run_path(str(ROOT / "docs" / "hooks.py"))["MODULES"]} | {"outeffhop"}
+    texts = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *(ROOT / "examples").glob("*")]
+    found = []
+    for path in texts:
+        if path.is_file() and path.name != "demo.py":  # the demo is an experiment of ours
+            text = path.read_text().replace('\\"', "")
+            for module, names in re.findall(r"from (outeffhop[\w.]*) import ([\w, ]+)", text):
+                known = set(importlib.import_module(module).__all__) if module in modules else set()
+                found += [f"{path.name}: {module}.{n}" for n in map(str.strip, names.split(",")) if n not in known]
+    assert not found
 
 
 def test_formulas_are_mathml(site):

@@ -11,7 +11,8 @@ from torch import nn
 
 from outeffhop import OutEffHop, OutEffHopLayer, OutEffHopPooling
 from outeffhop.methods import METHODS as KNOWN
-from outeffhop.nn import Gate, OutEffHopEncoderLayer
+from outeffhop.nn import OutEffHopEncoderLayer
+from outeffhop.state import Gate
 
 SEEDS = st.integers(0, 2**16)
 OPTIONS = [  # beyond the paper

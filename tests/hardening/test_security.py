@@ -23,7 +23,7 @@ from outeffhop.lab.training import RunConfig, RunFolder, TrainConfig, resume, tr
 from outeffhop.lab.training.config import from_yaml
 from outeffhop.models import presets
 from outeffhop.models.checkpoint import load_checkpoint
-from outeffhop.outliers import Channel, HeadStats, OutlierReport, TensorStats
+from outeffhop.outliers.outlier_report import Channel, HeadStats, OutlierReport, TensorStats
 
 SOURCE = Path(outeffhop.__file__).parent
 SIZES = dict(e_layers=1, d_model=16, d_ff=32, num_heads=2)

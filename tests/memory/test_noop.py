@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outeffhop.memory import HopfieldMemory, NoOp, extend, noop
+from outeffhop.memory import HopfieldMemory, NoOp, noop
+from outeffhop.memory.noop import extend
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,8 @@ from transformers import AutoModelForMaskedLM, BertConfig
 import outeffhop
 from outeffhop.models import presets
 from outeffhop.models.inspection import ModulePath, inspecting
-from outeffhop.ops import attention, watching
+from outeffhop.ops import attention
+from outeffhop.ops.probe import watching
 
 SIX = ["vanilla", "outeffhop", "clipped", "clipped-outeffhop", "gated", "gated-outeffhop"]
 

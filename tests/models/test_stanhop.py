@@ -14,7 +14,8 @@ from outeffhop.methods import Method
 from outeffhop.models import convert, from_config, model_summary
 from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
 from outeffhop.models.stanhop.blocks import SegmentMerging, SthmBlock
-from outeffhop.nn import Gate, OutEffHop
+from outeffhop.nn import OutEffHop
+from outeffhop.state import Gate
 
 METHODS = [
     "vanilla",

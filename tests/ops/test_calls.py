@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from outeffhop import attention, explain
-from outeffhop.ops import BACKENDS
 from outeffhop.ops import kernels as kernels_module
+from outeffhop.ops.dispatch import BACKENDS
 from outeffhop.ops.kernels import KERNELS
 
 Q = torch.randn(2, 4, 5, 8)

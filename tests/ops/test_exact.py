@@ -7,7 +7,8 @@ import pytest
 import torch
 from reference import CASES, DEVICES, Case, make, reference_run, replace, run
 
-from outeffhop.ops import BACKENDS, attention, explain
+from outeffhop.ops import attention, explain
+from outeffhop.ops.dispatch import BACKENDS
 from outeffhop.ops.kernels import KERNELS
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from reference import reference
 
 from outeffhop import attention
-from outeffhop.ops import BACKENDS, explain
+from outeffhop.ops import explain
+from outeffhop.ops.dispatch import BACKENDS
 
 sizes = st.tuples(
     st.integers(1, 3), st.integers(1, 3), st.integers(1, 20), st.integers(1, 20), st.integers(1, 20)

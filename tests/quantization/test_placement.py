@@ -11,10 +11,10 @@ from torch import nn
 
 from outeffhop.models import convert
 from outeffhop.models.modules import attention_modules, has_attention
-from outeffhop.nn import Gate, QkNorm
 from outeffhop.nn.association import Association
 from outeffhop.quantization import Calibration, freeze, quantization_map, simulate
 from outeffhop.quantization.placement import lay_out
+from outeffhop.state import Gate, QkNorm
 
 BY_HAND = {  # one layer; {gate} stands where a gated context enters the output projection
     "bert": (

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from outeffhop.methods import GateSpec
-from outeffhop.nn import Gate, OutEffHop
+from outeffhop.nn import OutEffHop
+from outeffhop.state import Gate
 from outeffhop.state.gate import gated
 
 KINDS = list(itertools.product(["token", "element", "head", "constant"], ["linear", "mlp", "features"]))

@@ -11,7 +11,8 @@ import torch
 from outeffhop import __version__
 from outeffhop.cli.console import print_json, print_table
 from outeffhop.cli.options import Doctor
-from outeffhop.ops import BACKENDS, attention, explain
+from outeffhop.ops import attention, explain
+from outeffhop.ops.dispatch import BACKENDS
 
 __all__ = ["examine", "run"]
 

@@ -6,8 +6,8 @@ same memory split over several processes.
 
 from outeffhop.memory import theory
 from outeffhop.memory.hopfield_memory import HopfieldMemory
-from outeffhop.memory.noop import Extended, NoOp, extend
+from outeffhop.memory.noop import NoOp
 from outeffhop.memory.retrieval import Retrieval
 from outeffhop.memory.sharded import ShardedMemory
 
-__all__ = ["HopfieldMemory", "Retrieval", "NoOp", "Extended", "extend", "ShardedMemory", "theory"]
+__all__ = ["HopfieldMemory", "Retrieval", "NoOp", "ShardedMemory", "theory"]

@@ -36,7 +36,6 @@ __all__ = [
     "zero_point",
     "CapacityBound",
     "capacity_bound",
-    "printed_capacity_bound",
     "NormBounds",
     "norm_bounds",
     "GeneralizationTerms",

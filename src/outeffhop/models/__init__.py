@@ -11,18 +11,28 @@ from outeffhop.models.registration import register
 
 if TYPE_CHECKING:
     from outeffhop.models import presets
+    from outeffhop.models.checkpoint import load_checkpoint
     from outeffhop.models.conversion import convert, from_config
     from outeffhop.models.sink_schedule import SinkSchedule
-    from outeffhop.models.summary import ModelSummary, model_summary
+    from outeffhop.models.summary import model_summary
 
-__all__ = ["convert", "from_config", "SinkSchedule", "model_summary", "ModelSummary", "presets", "register"]
+__all__ = [
+    "convert",
+    "from_config",
+    "load_checkpoint",
+    "SinkSchedule",
+    "model_summary",
+    "presets",
+    "register",
+]
 
 __getattr__, __dir__, _ = lazy_loader.attach(
     __name__,
     ["presets"],
     {
+        "checkpoint": ["load_checkpoint"],
         "conversion": ["convert", "from_config"],
         "sink_schedule": ["SinkSchedule"],
-        "summary": ["model_summary", "ModelSummary"],
+        "summary": ["model_summary"],
     },
 )

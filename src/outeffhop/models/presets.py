@@ -28,7 +28,7 @@ from outeffhop.methods import Method
 from outeffhop.models.conversion import from_config
 from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
 
-__all__ = ["MODELS", "SIZES", "build", "config", "count", "is_field", "paper_method"]
+__all__ = ["build", "config", "paper_method", "MODELS", "SIZES"]
 
 SIZES = ("tiny", "small", "paper")
 

@@ -1,11 +1,10 @@
-"""Layers that learn: the paper's three, transformer layers built on them, gates and QK-norm."""
+"""Layers that learn: the paper's three, and transformer layers built on them."""
 
 from outeffhop.nn.hflayers import from_hflayers
 from outeffhop.nn.hopfield import OutEffHop
 from outeffhop.nn.lookup import OutEffHopLayer
 from outeffhop.nn.pooling import OutEffHopPooling
 from outeffhop.nn.transformer import OutEffHopDecoderLayer, OutEffHopEncoderLayer
-from outeffhop.state import Gate, QkNorm
 
 __all__ = [
     "OutEffHop",
@@ -13,7 +12,5 @@ __all__ = [
     "OutEffHopLayer",
     "OutEffHopEncoderLayer",
     "OutEffHopDecoderLayer",
-    "Gate",
-    "QkNorm",
     "from_hflayers",
 ]

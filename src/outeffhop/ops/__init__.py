@@ -3,8 +3,6 @@
 README.md in this folder derives why the fused forward and backward are exact.
 """
 
-from outeffhop.ops.dispatch import BACKENDS, Explanation, attention, explain
-from outeffhop.ops.eager import eager_attention
-from outeffhop.ops.probe import probing, watching
+from outeffhop.ops.dispatch import Explanation, attention, explain
 
-__all__ = ["attention", "explain", "Explanation", "eager_attention", "probing", "watching", "BACKENDS"]
+__all__ = ["attention", "explain", "Explanation"]

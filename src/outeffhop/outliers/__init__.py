@@ -10,14 +10,14 @@ import lazy_loader
 
 if TYPE_CHECKING:
     from outeffhop.outliers.collector import measure
-    from outeffhop.outliers.outlier_report import Channel, HeadStats, OutlierReport, Position, TensorStats, compare
+    from outeffhop.outliers.outlier_report import OutlierReport, compare
 
-__all__ = ["measure", "compare", "OutlierReport", "TensorStats", "HeadStats", "Position", "Channel"]
+__all__ = ["measure", "compare", "OutlierReport"]
 
 __getattr__, __dir__, _ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "collector": ["measure"],
-        "outlier_report": ["Channel", "HeadStats", "OutlierReport", "Position", "TensorStats", "compare"],
+        "outlier_report": ["OutlierReport", "compare"],
     },
 )

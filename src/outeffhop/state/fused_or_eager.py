@@ -7,7 +7,8 @@ from functools import partial
 from torch import Tensor
 
 from outeffhop.methods import Normalizer
-from outeffhop.ops import attention, eager_attention
+from outeffhop.ops import attention
+from outeffhop.ops.eager import eager_attention
 
 __all__ = ["attend"]
 

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from outeffhop.lab.report.heat_map import heat_map
 from outeffhop.lab.report.html import Section, page, table
 from outeffhop.lab.report.outliers_page import number, outlier_page
-from outeffhop.outliers import Channel, HeadStats, OutlierReport, TensorStats
+from outeffhop.outliers.outlier_report import Channel, HeadStats, OutlierReport, TensorStats
 
 EVIL = "<script>alert('1 & 2')</script>"
 

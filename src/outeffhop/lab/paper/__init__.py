@@ -1,23 +1,21 @@
 """Every table and figure of the paper, one file each, and one experiment beyond it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Verdict
+import lazy_loader
 
 if TYPE_CHECKING:
+    from outeffhop.lab.paper.experiment import Experiment, Result, Settings
+    from outeffhop.lab.paper.registry import NAMES, find
     from outeffhop.lab.paper.running import run
 
-__all__ = ["Experiment", "Settings", "Cell", "Result", "Table", "Figure", "Verdict", "run"]
+__all__ = ["NAMES", "find", "run", "Settings", "Experiment", "Result"]
 
-
-def __getattr__(name: str) -> Any:
-    """``run`` when it is asked for: the names of the experiments are needed without what runs them."""
-    if name == "run":
-        from outeffhop.lab.paper.running import run
-
-        return run
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "experiment": ["Experiment", "Result", "Settings"],
+        "registry": ["NAMES", "find"],
+        "running": ["run"],
+    },
+)

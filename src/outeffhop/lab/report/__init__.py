@@ -1,7 +1,8 @@
 """Results as pages: an outlier report, and the paper's experiments."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import lazy_loader
 
 if TYPE_CHECKING:
     from outeffhop.lab.report.experiments_page import write_report
@@ -9,15 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["outlier_page", "write_report"]
 
-_MODULES = {"outlier_page": "outliers_page", "write_report": "experiments_page"}
-
-
-def __getattr__(name: str) -> Any:
-    """Imported when it is asked for: one page does not need what the other is made of."""
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={"experiments_page": ["write_report"], "outliers_page": ["outlier_page"]},
+)

@@ -7,7 +7,7 @@ from html import escape
 
 from outeffhop.lab.report.heat_map import heat_map
 from outeffhop.lab.report.html import Section, page, table
-from outeffhop.outliers import HeadStats, OutlierReport, TensorStats
+from outeffhop.outliers.outlier_report import HeadStats, OutlierReport, TensorStats
 
 __all__ = ["number", "outlier_page", "worst_tensors"]
 
