@@ -64,6 +64,7 @@ def test_each_config_is_set_by_itself():
     assert hf_private.implementation(settings) == "eager"
     model = torch.nn.Linear(2, 2)
     compiled = torch.compile(model)
-    assert hf_private.is_compiled(compiled)
+    with pytest.raises(TypeError, match="model is compiled"):
+        hf_private.refuse_compiled(compiled)
     assert hf_private.inside(compiled) is model
     assert hf_private.inside(model) is None

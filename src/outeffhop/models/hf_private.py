@@ -36,7 +36,7 @@ __all__ = [
     "implementation",
     "set_implementation",
     "mark_initialized",
-    "is_compiled",
+    "refuse_compiled",
     "inside",
     "wrap_saving_and_loading",
 ]
@@ -58,9 +58,10 @@ def mark_initialized(module: nn.Module) -> None:
         part._is_hf_initialized = True  # type: ignore[assignment]
 
 
-def is_compiled(model: nn.Module) -> bool:
-    """Whether ``torch.compile(model)`` made this module."""
-    return hasattr(model, "_orig_mod")
+def refuse_compiled(model: nn.Module) -> None:
+    """Raises a TypeError for what ``torch.compile(model)`` made: hooks on its modules would not run."""
+    if hasattr(model, "_orig_mod"):
+        raise TypeError("model is compiled, so its modules cannot be observed: pass the original, model._orig_mod")
 
 
 def inside(model: nn.Module) -> nn.Module | None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from outeffhop.methods import METHODS
-from outeffhop.models.hf_private import implementation, is_compiled, set_implementation
+from outeffhop.models.hf_private import implementation, refuse_compiled, set_implementation
 from outeffhop.models.modules import attention_modules, has_attention
 from outeffhop.ops.call import Call
 from outeffhop.ops.probe import probing, watching
@@ -72,8 +72,7 @@ def inspecting(
         probe: ``probe(name, part, tensor) -> tensor``, as ``outeffhop.ops.probe`` calls it.
         watch: ``watch(name, call, lse, weights)``, likewise; the attention keeps its kernels.
     """
-    if is_compiled(model):
-        raise TypeError("model is compiled and cannot be inspected: pass the original model, model._orig_mod")
+    refuse_compiled(model)
     with ExitStack() as stack:
         looked_into = probe is not None or watch is not None
         if looked_into:

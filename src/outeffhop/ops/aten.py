@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from outeffhop.ops.call import Call
 from outeffhop.ops.kernels import KERNELS, Kernel, Options, Saved
 from outeffhop.ops.sink import apply_sink, fold_lse_gradient, sink_gradient
+from outeffhop.ops.torch_state import below_autograd, is_plain
 
 __all__ = ["attend"]
 
@@ -58,7 +59,7 @@ def attend(name: str, call: Call) -> tuple[Tensor, Tensor | None]:
         call.scale,
         name,
     )
-    if not _plain(query, key, value):
+    if not is_plain(query, key, value):
         out, lse, _, _ = _attend(*inputs)
     elif call.needs_grad:
         out, lse, _, _ = _Attend.apply(True, *inputs)
@@ -174,7 +175,7 @@ def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, direct, *inputs):  # type: ignore[no-untyped-def]
-        output = _forward(*inputs) if direct else _below_autograd(_attend, inputs)
+        output = _forward(*inputs) if direct else below_autograd(_attend, inputs)
         query, key, value, bias, sinks, _, *ctx.options = inputs
         ctx.direct = direct
         ctx.save_for_backward(query, key, value, bias, sinks, *output)
@@ -198,7 +199,7 @@ class _AttendBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, direct, *inputs):  # type: ignore[no-untyped-def]
         ctx.kernel = inputs[-1]
-        return _below_autograd(_attend_backward, inputs)
+        return below_autograd(_attend_backward, inputs)
 
     @staticmethod
     def backward(ctx, *grads):  # type: ignore[no-untyped-def]
@@ -208,25 +209,10 @@ class _AttendBackward(torch.autograd.Function):
         )
 
 
-def _below_autograd(op, inputs):  # type: ignore[no-untyped-def]
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*inputs)
-
-
 def _autograd(function: type[torch.autograd.Function], op, *inputs):  # type: ignore[no-untyped-def]
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs):
         return function.apply(False, *inputs)
-    return _below_autograd(op, inputs)
-
-
-def _plain(*tensors: Tensor) -> bool:
-    """Whether only autograd watches: no trace, no dispatch mode, no tensor subclass."""
-    return (
-        not torch.compiler.is_compiling()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._get_tracing_state() is None
-        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
-    )
+    return below_autograd(op, inputs)
 
 
 _attend = torch.ops.outeffhop.attend.default

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outeffhop.ops.torch_state import is_concrete, is_transformed
+
 __all__ = ["Call", "prepare"]
 
 # The kernels compute in float32, where a smaller scale is 0.
@@ -58,7 +60,7 @@ class Call:
     @property
     def transformed(self) -> bool:
         """Whether torch.func or forward-mode differentiation is active, which flash kernels do not support."""
-        return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+        return is_transformed()
 
     @property
     def needs_grad(self) -> bool:
@@ -195,7 +197,7 @@ def _check_sink(sink: float | Tensor, query: Tensor) -> float | Tensor:
     if sink.device != query.device:
         raise ValueError(f"sink is on {sink.device} and query on {query.device}: move them to one device")
     # On a GPU reading the values would wait for the device, and a trace has none. A NaN there shows as NaN outputs.
-    readable = sink.device.type == "cpu" and not torch.compiler.is_compiling() and _concrete(sink)
+    readable = sink.device.type == "cpu" and not torch.compiler.is_compiling() and is_concrete(sink)
     if readable and heads > 0 and not sink.detach().max().item() <= largest:  # the maximum with a NaN is NaN
         raise ValueError(
             f"sink holds NaN or more than {largest:.2g}: log n must be a number; -inf is softmax, 0.0 is softmax1"
@@ -213,10 +215,3 @@ def _number(name: str, value: Any) -> float:
 def _score_dtype(query: Tensor) -> torch.dtype:
     """The dtype in which every kernel computes scores."""
     return torch.float64 if query.dtype == torch.float64 else torch.float32
-
-
-def _concrete(t: Tensor) -> bool:
-    """Whether Python can read the tensor's values: it is not fake and not inside a torch.func transform."""
-    from torch._subclasses.fake_tensor import is_fake
-
-    return not is_fake(t) and not torch._C._functorch.is_functorch_wrapped_tensor(t)

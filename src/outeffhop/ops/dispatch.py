@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from outeffhop._naming import known
@@ -18,6 +17,7 @@ from outeffhop.ops import aten, eager, padded
 from outeffhop.ops.call import Call, prepare
 from outeffhop.ops.kernels import KERNELS
 from outeffhop.ops.probe import is_probed, watch
+from outeffhop.ops.torch_state import is_exporting
 
 __all__ = ["attention", "explain", "Explanation", "BACKENDS"]
 
@@ -135,7 +135,7 @@ def _choose(call: Call, backend: str) -> str:
     if why is not None:
         raise ValueError(
             f"backend={backend!r} cannot serve this call: it {why}. "
-            "backend='auto' takes one that can; outeffhop.ops.explain lists them"
+            "backend='auto' takes one that can; outeffhop.explain lists them"
         )
     return backend
 
@@ -144,8 +144,5 @@ def _order() -> tuple[str, ...]:
     if is_probed():  # only the eager backend has what the probe asks for
         return ("eager",)
     # An exported program should run without this package, and ONNX has no form of the fused op (PyTorch exports
-    # its CPU kernel's logsumexp as zeros), so only public ops serve. The flag is read directly because
-    # torch.compiler.is_exporting() of PyTorch 2.11 returns True under torch.compile.
-    exporting = torch.compiler._is_exporting_flag
-    tracing = torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export()
-    return ("padded", "eager") if exporting or tracing else tuple(BACKENDS)
+    # its CPU kernel's logsumexp as zeros), so only public ops serve.
+    return ("padded", "eager") if is_exporting() else tuple(BACKENDS)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from outeffhop.ops.call import Call
+from outeffhop.ops.torch_state import constant
 
 __all__ = ["Kernel", "KERNELS"]
 
@@ -260,10 +261,7 @@ KERNELS = {
 _MISSING = {name: kernel.missing() for name, kernel in KERNELS.items()}
 
 
+@constant
 def _capability(index: int | None) -> tuple[int, int]:
     # called once a tensor is on the device: at import it would start CUDA in every process
     return torch.cuda.get_device_capability(index)
-
-
-# This is all that torch.compiler.assume_constant_result does, and calling it imports torch._dynamo (one second).
-_capability._dynamo_marked_constant = True  # type: ignore[attr-defined]

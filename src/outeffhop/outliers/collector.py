@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from outeffhop.metrics import evaluating
 from outeffhop.models.config_entry import method_of
+from outeffhop.models.hf_private import implementation, refuse_compiled
 from outeffhop.models.inspection import inspecting
 from outeffhop.ops.call import Call
 from outeffhop.outliers.accumulate import TensorSums
@@ -61,8 +62,7 @@ def measure(
     for name, value in (("keep", keep), ("limit", limit)):
         if value is not None and value < 1:
             raise ValueError(f"{name}={value}: must be at least 1")
-    if hasattr(model, "_orig_mod"):
-        raise TypeError("model is compiled, so its modules cannot be observed: give model._orig_mod")
+    refuse_compiled(model)
     if isinstance(model, nn.DataParallel | DistributedDataParallel):
         model = model.module  # the config inside says which tensors the paper measures
     simulation = getattr(model, "_outeffhop_simulation", None)
@@ -220,7 +220,7 @@ def _method(model: Any) -> str:
     config = getattr(model, "config", None)
     if config is None:
         return ""
-    return str(getattr(config, "method", None) or method_of(config) or config._attn_implementation)
+    return str(getattr(config, "method", None) or method_of(config) or implementation(config))
 
 
 def _over_ranks(mine: _Collector, error: Exception | None) -> _Collector:

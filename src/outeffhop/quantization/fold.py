@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outeffhop.metrics import Batch, to_device
+from outeffhop.models.hf_private import refuse_compiled
 from outeffhop.quantization.consumers import Uses, tensors_in, uses
 from outeffhop.quantization.placement import kind_of
 from outeffhop.state import Gate
@@ -66,8 +67,7 @@ def fold_layernorm(model: Model, batch: Batch) -> tuple[Model, Folding]:
     Returns:
         The folded model in eval mode, and what was done.
     """
-    if hasattr(model, "_orig_mod"):
-        raise TypeError("model is compiled, so its modules cannot be observed: pass the original, model._orig_mod")
+    refuse_compiled(model)
     if hasattr(model, "_outeffhop_simulation"):
         raise ValueError("model is quantized already: call fold_layernorm before simulate")
     folded = copy.deepcopy(model).eval()

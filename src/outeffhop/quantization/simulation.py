@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from outeffhop.models.hf_private import refuse_compiled
 from outeffhop.models.inspection import through_ours
 from outeffhop.ops.probe import probing
 from outeffhop.quantization.operations import Operations, is_on_grid, is_sum, on_grid
@@ -49,8 +50,7 @@ def simulate(model: Model, scheme: str | Scheme = "W8A8", *, exclude: Sequence[s
         exclude: patterns of modules ("*.layer.0.*") or quantizers ("*/scores") left in floating point; one that
             matches nothing is an error, here or, for quantizers, in ``freeze``.
     """
-    if hasattr(model, "_orig_mod"):
-        raise TypeError("model is compiled, so its modules cannot be observed: pass the original, model._orig_mod")
+    refuse_compiled(model)
     if hasattr(model, _NAME):
         raise ValueError("model is a simulation already: pass the model it was made from")
     chosen = Scheme.parse(scheme)

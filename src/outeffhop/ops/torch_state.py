@@ -1,0 +1,61 @@
+"""What PyTorch is doing right now: tracing, exporting, transforming. The only place here that asks its private names.
+
+Public functions cover a part of it alone: ``torch.compiler.is_compiling`` knows of torch.compile, and
+``torch.compiler.is_exporting`` of PyTorch 2.11 is also true under it. tests/ops/test_torch_state.py holds every answer
+to what PyTorch does, so that a release that changes one is noticed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["below_autograd", "constant", "is_concrete", "is_exporting", "is_plain", "is_transformed"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def is_exporting() -> bool:
+    """Whether torch.export or an ONNX export runs this code."""
+    tracing = torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export()
+    return torch.compiler._is_exporting_flag or tracing
+
+
+def is_transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation is active."""
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
+def is_concrete(t: Tensor) -> bool:
+    """Whether Python can read the tensor's values: it is not fake and not inside a torch.func transform."""
+    from torch._subclasses.fake_tensor import is_fake
+
+    return not is_fake(t) and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether only autograd watches: no trace, no dispatch mode, no tensor subclass."""
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_tracing_state() is None
+        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+    )
+
+
+def below_autograd(op: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    """Calls an op as autograd would: past itself, to the kernels."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*inputs)
+
+
+def constant(function: Function) -> Function:
+    """Marks a function whose result torch.compile may take as a constant.
+
+    This is all that ``torch.compiler.assume_constant_result`` does, and calling that imports torch._dynamo: one second.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
