@@ -48,7 +48,7 @@ def content(path, root):
     if path.suffix in (".json", ".yaml", ".html", ".md"):
         text = path.read_text().replace(str(root.parent / f"{root.name}-cache"), "CACHE").replace(str(root), "ROOT")
         text = re.sub(r'"date": "[\d-]*"', '"date": ""', text)
-        return "\n".join(line for line in text.splitlines() if not re.match(r' *"began"|\| begun \|', line))
+        return "\n".join(line for line in text.splitlines() if not re.match(r' *"began"|\| started \|', line))
     return path.read_bytes()
 
 

@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 
 from outeffhop import outliers
 from outeffhop.outliers import OutlierReport
+from outeffhop.outliers.outlier_report import TensorStats
 
 
 def bert():
@@ -84,7 +85,7 @@ def test_place(name, place):
 
 
 def report_of_one():
-    return outliers.TensorStats("x", 1, 1, 1, 1.0, 1.0, 1.0, 3.0, 3.0, 0, 1, 0, (), (), True)
+    return TensorStats("x", 1, 1, 1, 1.0, 1.0, 1.0, 3.0, 3.0, 0, 1, 0, (), (), True)
 
 
 def test_table_and_comparison():

@@ -54,12 +54,16 @@ def describe(model: PreTrainedModel) -> None:
                 f"{first[0]} has {first[1] or 'softmax'} and {name} has {method or 'softmax'}, but both are built from "
                 f"one {type(home).__name__}, which can name only one method: outeffhop.convert the whole model"
             )
+    names: dict[int, str | None] = {}  # None: transformers chooses an implementation of its own
     for config in configs:
-        # a config without attention modules of its own, such as CLIP's, names its implementation
-        _, method, moving = said.get(id(config), ("", method_of(config), is_annealing(config)))
+        if id(config) in said:
+            _, method, moving = said[id(config)]
+        else:  # a config without attention modules of its own, such as CLIP's, names its implementation
+            method, moving = method_of(config), is_annealing(config)
+        names[id(config)] = None if method is None else method.name
         write(config, method, moving)
     for config in configs:
-        named = _implementations(config)
+        named = _implementations(config, names)
         if named is not None:
             setattr(config, _FIELD, named)
         elif hasattr(config, _FIELD):
@@ -97,12 +101,11 @@ def _home(name: str, module: Any, configs: list[PreTrainedConfig], method: Metho
     return None
 
 
-def _implementations(config: PreTrainedConfig) -> Any:
+def _implementations(config: PreTrainedConfig, names: dict[int, str | None]) -> Any:
     """The value for transformers: one name for the whole model, or {"": name, part: name, ...} if parts differ."""
-    method = named_method(config)
-    own = None if method is None else method.name  # None: transformers chooses one of its own
+    own = names[id(config)]
     inner = {name: getattr(config, name, None) for name in config.sub_configs}
-    parts = {name: _implementations(each) for name, each in inner.items() if isinstance(each, PreTrainedConfig)}
+    parts = {name: _implementations(each, names) for name, each in inner.items() if isinstance(each, PreTrainedConfig)}
     return own if all(part == own for part in parts.values()) else {"": own, **parts}
 
 

@@ -15,9 +15,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 
 from outeffhop.metrics import evaluating
-from outeffhop.models.config_entry import method_of
 from outeffhop.models.hf_private import implementation, refuse_compiled
 from outeffhop.models.inspection import inspecting
+from outeffhop.models.modules import has_attention, method_in
 from outeffhop.ops.call import Call
 from outeffhop.outliers.accumulate import TensorSums
 from outeffhop.outliers.heads import HeadSums, Tokens
@@ -220,7 +220,8 @@ def _method(model: Any) -> str:
     config = getattr(model, "config", None)
     if config is None:
         return ""
-    return str(getattr(config, "method", None) or method_of(config) or implementation(config))
+    running = method_in(model) if has_attention(model) else getattr(config, "method", None)
+    return str(running or implementation(config))
 
 
 def _over_ranks(mine: _Collector, error: Exception | None) -> _Collector:

@@ -12,10 +12,10 @@ from sklearn.datasets import load_digits
 from outeffhop.lab.paper import (
     Settings,
     energy_landscape,
+    image_retrieval,
     memory_capacity,
     mil,
     noise_robustness,
-    retrieval,
     run,
     theory_bounds,
 )
@@ -70,7 +70,7 @@ def test_a_capacity_cell_by_hand():
     cell = memory_capacity.cells(settings)[0]
     point = memory_capacity.measure(cell, settings)["points"][1]
     assert point["at"] == point["images"] == 20
-    train = retrieval._images("builtin:images")
+    train = image_retrieval._images("builtin:images")
     everything = {tuple(row.tolist()) for row in plain_digits()}
     assert all(tuple(row.tolist()) in everything for row in train[:50])
     stored = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:20]]
@@ -90,7 +90,7 @@ def test_outliers_harm_and_lambda_finds_them():
     point = memory_capacity.measure(Cell("x", {"images": "digits", "seed": 1, "axis": [100]}), Settings())["points"][0]
     assert point["outliers"] == point["found"] == 10
     assert point["mistaken"] == 0
-    for model in retrieval.MODELS:
+    for model in image_retrieval.MODELS:
         assert point["errors"]["polluted"][model] > 2 * point["errors"]["clean"][model]
         assert point["errors"]["polluted, with Λ"][model] == pytest.approx(point["errors"]["clean"][model], rel=1e-3)
 
@@ -106,15 +106,15 @@ def test_noisy_queries_stay_in_range_and_without_noise_are_the_images():
 
 def test_squared_error_clamps_both_sides():
     answer, images = torch.tensor([[2.0, -1.0], [0.5, 0.0]]), torch.tensor([[1.0, 0.5], [0.0, 0.0]])
-    assert retrieval.squared_error(answer, images) == pytest.approx((0.25 + 0.25) / 2)
+    assert image_retrieval.squared_error(answer, images) == pytest.approx((0.25 + 0.25) / 2)
 
 
 def seeds_of(clean, polluted=None, classified=None):
     """One seed with one point; a number for each of the models."""
     tables = (clean, polluted or clean, classified or clean)
     errors = {
-        m: dict(zip(retrieval.MODELS, values, strict=True))
-        for m, values in zip(retrieval.MEMORIES, tables, strict=True)
+        m: dict(zip(image_retrieval.MODELS, values, strict=True))
+        for m, values in zip(image_retrieval.MEMORIES, tables, strict=True)
     }
     return [{"points": [{"at": 10, "images": 10, "outliers": 1, "found": 1, "mistaken": 0, "errors": errors}]}]
 
@@ -123,14 +123,14 @@ def seeds_of(clean, polluted=None, classified=None):
     ("ours", "says"), [(0.9, "confirmed"), (0.995, "not seen"), (1.005, "not seen"), (1.1, "contradicted")]
 )
 def test_the_verdict_on_figure_5_follows_the_numbers(ours, says):
-    verdict = retrieval.compared("claim", "digits", seeds_of([1.2, 1.3, 1.0, 1.4, ours]))
+    verdict = image_retrieval.compared("claim", "digits", seeds_of([1.2, 1.3, 1.0, 1.4, ours]))
     assert verdict.verdict == says
     assert f"OutEffHop {ours:.4g}, dense 1.2, best of the others gsh 1 " in verdict.numbers
 
 
 @pytest.mark.parametrize(("off", "on", "says"), [(9, 1.0, "confirmed"), (9, 8.0, "contradicted"), (1, 1, "not seen")])
 def test_the_verdict_on_lambda_follows_the_numbers(off, on, says):
-    verdict = retrieval.classified("digits", seeds_of([1] * 5, [off] * 5, [on] * 5))
+    verdict = image_retrieval.classified("digits", seeds_of([1] * 5, [off] * 5, [on] * 5))
     assert verdict.verdict == says
     assert f"OutEffHop 1 clean, {off} polluted, {on:.4g} with Λ" in verdict.numbers
 
@@ -237,8 +237,8 @@ def test_the_verdict_on_bags_follows_the_numbers(ours, says):
 def test_sources_follow_the_data_folder(tmp_path):
     settings = Settings(data=tmp_path)
     assert mil.sources(settings) == {"digit bags": "builtin:images"}
-    assert retrieval.sources(settings) == {"digits": "builtin:images"}
+    assert image_retrieval.sources(settings) == {"digits": "builtin:images"}
     (tmp_path / "mnist").mkdir()
     assert mil.sources(settings) == {"mnist bags": str(tmp_path / "mnist")}
-    assert retrieval.sources(settings) == {"mnist": str(tmp_path / "mnist")}
-    assert retrieval.sources(dataclasses.replace(settings, data=None)) == {"digits": "builtin:images"}
+    assert image_retrieval.sources(settings) == {"mnist": str(tmp_path / "mnist")}
+    assert image_retrieval.sources(dataclasses.replace(settings, data=None)) == {"digits": "builtin:images"}

@@ -82,15 +82,12 @@ def test_each_method_is_trained(method, cache, tmp_path):
 
 
 def test_a_method_is_read_once_and_carried(cache, tmp_path, monkeypatch):
-    """Its text is parsed where the config is resolved, where the model is built and for the card, and nowhere else.
-
-    What models read of their own configs is their own affair.
-    """
+    """Its text is parsed where the config is resolved, where the model is built and for the card, and nowhere else."""
     parse, where = Method.parse, []
 
     def counted(text):
         caller = sys._getframe(1).f_code.co_filename
-        if isinstance(text, str) and not caller.endswith("persistence.py"):
+        if isinstance(text, str):
             where.append(caller)
         return parse(text)
 
