@@ -15,23 +15,20 @@ def test_a_known_name_comes_back():
     assert known("method", "clipped", NAMES) == "clipped"
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ("vanila", "method='vanila' is unknown; did you mean 'vanilla'? Available: vanilla, outeffhop, clipped"),
-        ("xyz", "method='xyz' is unknown. Available: vanilla, outeffhop, clipped"),
-        (3, "method=3 is unknown. Available: vanilla, outeffhop, clipped"),
-    ],
-)
-def test_an_unknown_name_is_refused_as_a_sentence(value, said):
-    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+@pytest.mark.parametrize(("value", "nearest"), [("vanila", "vanilla"), ("xyz", None), (3, None)])
+def test_an_unknown_name_is_refused_with_what_there_is(value, nearest):
+    with pytest.raises(ValueError, match=re.escape(f"method={value!r}")) as caught:
         known("method", value, NAMES)
+    said = str(caught.value)
+    assert all(name in said for name in NAMES)
+    assert ("did you mean" in said) == (nearest is not None)
+    assert nearest is None or f"did you mean {nearest!r}" in said
 
 
 def test_several_may_be_near():
-    assert did_you_mean("gated-outefhop", ["gated", "gated-outeffhop", "sparse"], n=2) == (
-        "; did you mean 'gated-outeffhop' or 'gated'?"
-    )
+    said = did_you_mean("gated-outefhop", ["gated", "gated-outeffhop", "sparse"], n=2)
+    assert said.index("'gated-outeffhop'") < said.index("'gated'")
+    assert "sparse" not in said
 
 
 def test_require_imports_a_module_by_name():

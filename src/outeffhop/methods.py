@@ -336,6 +336,7 @@ METHODS: dict[str, Entry] = {
         ),
     )
 }
+"""The methods by name: the paper's six, then the Hopfield baselines. Add an ``Entry`` to add a method."""
 
 
 def _fields(part: Any) -> dict[str, Any]:

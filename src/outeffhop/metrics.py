@@ -22,6 +22,7 @@ TASKS = {  # task → the kind of data it needs, and the ending of architectures
     "classification": ("images", "ForImageClassification"),
     "forecasting": ("series", "ForForecasting"),
 }
+"""Task → the kind of data it needs, and the ending of the architectures that learn it."""
 
 Batch = Mapping[str, Tensor]
 Metric = Callable[[nn.Module, Iterable[Batch]], dict[str, float]]

@@ -31,6 +31,7 @@ from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
 __all__ = ["build", "config", "paper_method", "MODELS", "SIZES"]
 
 SIZES = ("tiny", "small", "paper")
+"""The sizes of every preset."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ MODELS: dict[str, Preset] = {
         "of them (23 · 3 · 512 fewer: 35.15M); no stated setting explains the last 0.02M to the paper's 35.13M",
     ),
 }
+"""The presets by the name of their model."""
 
 
 def config(model: str, size: str = "tiny", **changes: Any) -> PreTrainedConfig:

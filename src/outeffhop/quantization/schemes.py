@@ -118,3 +118,4 @@ SCHEMES: dict[str, Scheme] = {
         "smoothquant", _WEIGHTS, _ACTIVATIONS, activation_range="minmax", placement="linear", alpha=0.5
     ),
 }
+"""The schemes by name: the paper's, and its rivals."""

@@ -22,6 +22,7 @@ NAMES = (
     "theory",
     "beyond",
 )
+"""The names of the experiments, for ``find`` and ``outeffhop reproduce``."""
 
 
 # Experiments whose module has a longer name; the others have the same name (memory_capacity.py).
