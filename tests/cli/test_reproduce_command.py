@@ -6,7 +6,7 @@ import pytest
 
 from outeffhop.cli.main import main
 from outeffhop.cli.reproduce import show
-from outeffhop.lab.paper import Result, Table, Verdict
+from outeffhop.lab.paper.experiment import Result, Table, Verdict
 from outeffhop.lab.paper.registry import NAMES, find
 
 

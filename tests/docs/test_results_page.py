@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from outeffhop.lab.paper import Figure, Result, Table, Verdict
+from outeffhop.lab.paper.experiment import Figure, Result, Table, Verdict
 from outeffhop.lab.paper.result_file import ResultFile
 from outeffhop.lab.report.markdown import markdown_of
 

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from outeffhop.cli import console
 from outeffhop.lab.data.disk_cache import DiskCache
-from outeffhop.lab.paper import Cell, Experiment, Result, Settings, run
+from outeffhop.lab.paper import run
+from outeffhop.lab.paper.experiment import Cell, Experiment, Result, Settings
 from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, callbacks, resume, train
 
 SIZES = dict(e_layers=1, d_model=16, d_ff=32, num_heads=2)

@@ -16,7 +16,8 @@ import outeffhop
 from outeffhop.cli.main import main
 from outeffhop.lab.data import load_bags, prepare
 from outeffhop.lab.data.tokenizer import load_tokenizer
-from outeffhop.lab.paper import Cell, Figure, Result, Table, Verdict, drawing
+from outeffhop.lab.paper import drawing
+from outeffhop.lab.paper.experiment import Cell, Figure, Result, Table, Verdict
 from outeffhop.lab.paper.result_file import ResultFile
 from outeffhop.lab.report import outlier_page, write_report
 from outeffhop.lab.training import RunConfig, RunFolder, TrainConfig, resume, train

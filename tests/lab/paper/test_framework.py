@@ -17,7 +17,8 @@ import torch
 
 import outeffhop
 from outeffhop.lab import paper, report
-from outeffhop.lab.paper import Cell, Experiment, Figure, Result, Settings, Table, Verdict, run
+from outeffhop.lab.paper import run
+from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Verdict
 from outeffhop.lab.paper.ranking import mean_std, number_of, ranks, shown
 from outeffhop.lab.paper.registry import NAMES, find
 from outeffhop.lab.paper.result_file import KeptCell, ResultFile
@@ -27,7 +28,7 @@ from outeffhop.lab.paper.running import found_before, one_thread
 MODULE = """
 import os, time
 from pathlib import Path
-from outeffhop.lab.paper import Cell, Experiment, Result
+from outeffhop.lab.paper.experiment import Cell, Experiment, Result
 
 def cells(settings):
     return [Cell(f"square-{i}", {"number": i}) for i in range(4)]

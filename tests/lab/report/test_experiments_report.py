@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from outeffhop.lab.paper import Figure, Result, Settings, Table, Verdict, drawing, run
+from outeffhop.lab.paper import drawing, run
+from outeffhop.lab.paper.experiment import Figure, Result, Settings, Table, Verdict
 from outeffhop.lab.paper.registry import find
 from outeffhop.lab.paper.result_file import ResultFile, read_all
 from outeffhop.lab.report import write_report
