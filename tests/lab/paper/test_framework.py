@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import outeffhop
-from outeffhop.lab import paper, report
 from outeffhop.lab.paper import run
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Verdict
 from outeffhop.lab.paper.ranking import mean_std, number_of, ranks, shown
@@ -347,11 +346,3 @@ def test_what_the_command_line_reads_imports_nothing_heavy(module):
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
-
-
-def test_packages_list_what_they_import_late():
-    for package, names in ((paper, {"run", "Settings"}), (report, {"outlier_page", "write_report"})):
-        assert names <= set(dir(package))
-        assert all(callable(getattr(package, name)) for name in package.__all__)
-        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-            _ = package.nothing

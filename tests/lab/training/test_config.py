@@ -12,7 +12,6 @@ import yaml
 from runs import METHODS, MODELS, SIZES
 
 import outeffhop
-from outeffhop.lab import training
 from outeffhop.lab.training import DataConfig, RunConfig, TrainConfig
 from outeffhop.lab.training.config import from_dict, from_yaml, to_dict, to_yaml
 from outeffhop.lab.training.recipes import resolve
@@ -297,11 +296,3 @@ def test_a_config_needs_neither_torch_nor_transformers():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
-
-
-def test_the_package_lists_and_finds_its_names():
-    for name in training.__all__:
-        assert getattr(training, name) is not None
-    assert set(training.__all__) <= set(dir(training))
-    with pytest.raises(AttributeError, match="trian"):
-        training.trian  # noqa: B018
