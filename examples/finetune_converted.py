@@ -92,10 +92,11 @@ def main() -> None:
     given = parser.parse_args()
 
     start = given.checkpoint or stand_in(given.data, given.length, given.out / "start", 2 * given.steps)
-    # first of all, since it is refused where the checkpoint or the method is no softmax
-    model = outeffhop.convert(load_checkpoint(start), given.method, same_function=True)
     kept = load_checkpoint(start)
     prepared = prepare(given.data, task_of(kept), tokenizer=start, length=given.length)
+    # the sinks of each head start where they take 1 % of the weight on the training data
+    some = list(batches(prepared.train, prepared.eval_collate, 16, limit=4))
+    model = outeffhop.convert(load_checkpoint(start), given.method, calibrate=some)
     rows = {"as it came": numbers(kept, prepared, given.batches, seeds=2)}
     at_once = outeffhop.convert(load_checkpoint(start), given.method)
     rows[f"{given.method} at once"] = numbers(at_once, prepared, given.batches, seeds=2)
@@ -104,7 +105,7 @@ def main() -> None:
     fine_tune(kept, prepared, given.steps, given.lr, given.out, [])
     rows["softmax, fine-tuned"] = numbers(kept, prepared, given.batches, seeds=2)
     print(f"fine-tuning to {given.method}")
-    schedule = outeffhop.SinkSchedule.to(given.method, steps=max(given.steps // 2, 1))
+    schedule = outeffhop.SinkSchedule(steps=max(given.steps // 2, 1))
     fine_tune(model, prepared, given.steps, given.lr, given.out, [schedule.callback()])
     rows[f"{given.method}, fine-tuned"] = numbers(model, prepared, given.batches, seeds=2)
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from outeffhop.methods import METHODS, Method
 from outeffhop.state import MethodState, attend, fused_or_eager
+from outeffhop.state.method_state import NO_SINK
 
 EVERYTHING = "gated-outeffhop(sink=learned, gate=element, predictor=mlp, qk_norm=rms)"
 
@@ -75,16 +76,22 @@ def test_a_schedule_holds_moves_and_releases():
     assert not isinstance(state.sink, torch.Tensor)
     state.hold(dtype=torch.float64)
     assert {"sink", "gate.offset"} <= dict(state.named_buffers()).keys()
-    torch.testing.assert_close(state.sink, torch.full((4,), math.log(2.0), dtype=torch.float64))
+    assert (state.learned == NO_SINK).all()
     x = torch.randn(2, 5, 16, dtype=torch.float64)
-    torch.testing.assert_close(state(x), torch.full((2, 5, 4), 0.25, dtype=torch.float64))
-    state.move(-20.0, 0.0, -20.0)
-    assert (state.learned == -20.0).all()
     assert (state(x) > 1 - 1e-8).all()
     copied = copy.deepcopy(state)
-    copied.move(0.5, 1.0, -20.0)
+    for progress, n in ((0.25, 0.5), (1.0, 2.0)):  # from nothing, n grows
+        copied.move(progress)
+        torch.testing.assert_close(copied.sink, torch.full((4,), math.log(n), dtype=torch.float64))
     torch.testing.assert_close(copied(x), torch.full((2, 5, 4), 0.25, dtype=torch.float64))
-    assert (state.sink == -20.0).all()
+    copied.start_at(torch.tensor([-9.0, 0.0, 3.0, NO_SINK]))
+    copied.move(0.5)  # from a number, its logarithm moves
+    end = math.log(2.0)
+    wanted = [(end - 9) / 2, end / 2, (end + 3) / 2, math.log(1.0)]
+    torch.testing.assert_close(copied.sink, torch.tensor(wanted, dtype=torch.float64))
+    copied.move(0.0)
+    assert copied.sink.tolist() == [-9.0, 0.0, 3.0, NO_SINK]
+    assert (state.sink == NO_SINK).all()
     state.release()
     assert state.learned is None
     assert not list(state.buffers())
@@ -94,7 +101,7 @@ def test_a_schedule_holds_moves_and_releases():
 def test_a_learned_sink_is_not_held():
     state = state_of("outeffhop(sink=learned)", annealing=True)
     assert isinstance(state.sink, nn.Parameter)
-    state.move(-20.0, 0.0, -20.0)
+    state.move(0.5)
     state.release()
     assert not state.sink.any()
     assert isinstance(state.sink, nn.Parameter)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from outeffhop.methods import METHODS, Method, SoftmaxN
+from outeffhop.models.calibration import calibrated
 from outeffhop.models.config_entry import with_inner, write
 from outeffhop.models.hf_private import implementation, set_implementation
 from outeffhop.models.modules import (
@@ -23,7 +25,7 @@ from outeffhop.models.modules import (
     state_of,
 )
 from outeffhop.models.persistence import annealing, describe
-from outeffhop.models.sink_schedule import FAR, SinkSchedule, movable, refuse_own_sinks
+from outeffhop.models.sink_schedule import SinkSchedule, movable, refuse_own_sinks
 from outeffhop.models.stanhop import StanhopConfig, StanhopForForecasting
 
 __all__ = ["convert", "from_config"]
@@ -31,41 +33,78 @@ __all__ = ["convert", "from_config"]
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
-def convert(model: Model, method: str | Method, *, same_function: bool = False) -> Model:
+def convert(
+    model: Model,
+    method: str | Method,
+    *,
+    same_function: bool = False,
+    calibrate: Iterable[Mapping[str, Tensor]] | None = None,
+    share: float = 0.01,
+) -> Model:
     """Converts a model to a method, including its gates and learned sinks. In place; returns the model.
 
     The model's weights stay. Gates and learned sinks that the old and the new method share keep their values. New
-    gates start at ``init``, new learned sinks at log n. With ``qk_norm=rms`` a trained model computes scores it was not
-    trained with, so it needs further training. The model gets its own copy of its config, so other models built from
-    the same config object do not change.
+    gates start at ``init``, new learned sinks at log n. A trained model then computes another function, and needs
+    further training: softmax does not see an offset of all scores, so the scores of trained heads lie anywhere, and a
+    sink of 0 may take all of their weight or none. ``same_function`` and ``calibrate`` start near the trained
+    function; a ``SinkSchedule`` then moves fixed sinks and gates to the method's own values during fine-tuning.
+    The model gets its own copy of its config, so other models built from the same config object do not change.
 
     Args:
         model: any transformers model that uses transformers' attention interface, or STanHop-Net.
         method: a name or ``name(parameter=value, ...)``.
-        same_function: start from the same function up to rounding, with sinks far below every score and open gates.
-            The model must compute softmax. A ``SinkSchedule`` then moves fixed sinks and gates to the method's own
-            values during fine-tuning; learned sinks are trained from there.
+        same_function: compute the very same function at first, up to rounding: fixed sinks take nothing, gates are
+            open. The model must compute softmax.
+        calibrate: batches of inputs. The sinks of each head start where the no-op takes ``share`` of the weight on
+            them, gates are open, and the factors of QK-norm are those of the queries and keys. How far the converted
+            model is from the original on them is logged (``logging.getLogger("outeffhop")``).
+        share: of ``calibrate``, between 0 and 1.
     """
     new = Method.parse(method)
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model is a {type(model).__name__}: must be a transformers PreTrainedModel")
-    if same_function and not isinstance(new.normalizer, SoftmaxN):
-        raise ValueError(
-            f"method={str(new)!r} cannot start as the same function: it is not softmax with a sink; "
-            "same_function works with outeffhop, gated and gated-outeffhop"
-        )
-    if same_function and new.qk_norm != "none":
-        raise ValueError(
-            f"method={str(new)!r} cannot start as the same function: qk_norm={new.qk_norm} removes the length of "
-            "queries and keys; leave out qk_norm or same_function"
-        )
+    if same_function and calibrate is not None:
+        raise ValueError("same_function=True and calibrate exclude each other: leave out one of them")
+    if not 0.0 < share < 1.0:
+        raise ValueError(f"share={share}: must lie strictly between 0 and 1")
+    near = same_function or calibrate is not None
+    if near:
+        _check_method(new, "same_function" if same_function else "calibrate")
     if isinstance(model, StanhopForForecasting):
-        if same_function:
-            raise ValueError("same_function=True works with transformers' models; STanHop-Net has no schedule")
+        if near:
+            raise ValueError("same_function and calibrate work with transformers' models; STanHop-Net has no schedule")
         return _convert_layers(model, new)
     check(model, new)
-    if same_function:
+    if near:
         _check_start(model, new)
+    if calibrate is not None:
+        calibrated(model, new, list(calibrate), share, _install)
+    else:
+        _install(model, new, near)
+    return model
+
+
+def _check_method(method: Method, option: str) -> None:
+    """Refuses methods that cannot start near softmax."""
+    if not isinstance(method.normalizer, SoftmaxN):
+        raise ValueError(
+            f"{option} with method={str(method)!r}: it is not softmax with a sink; outeffhop, vanilla, gated and "
+            "gated-outeffhop are"
+        )
+    if option == "same_function" and method.qk_norm != "none":
+        raise ValueError(
+            f"same_function=True with method={str(method)!r}: qk_norm={method.qk_norm} removes the length of queries "
+            "and keys; calibrate=batches starts near the same function"
+        )
+    if option == "same_function" and method.normalizer.learns is not None:
+        raise ValueError(
+            f"same_function=True with method={str(method)!r}: a learned sink that takes nothing has no gradient and "
+            "never moves; calibrate=batches starts it where it takes a small share"
+        )
+
+
+def _install(model: PreTrainedModel, new: Method, near: bool) -> None:
+    """Gives a model the method; with ``near``, its fixed sinks take nothing and its gates are open."""
     _own_configs(model)
     model.set_attn_implementation(new.name)
     modules = attention_modules(model).values()
@@ -81,14 +120,9 @@ def convert(model: Model, method: str | Method, *, same_function: bool = False) 
     for state in states:
         state.release()
     hook_all(model)
-    if same_function:
-        if movable(new):
-            SinkSchedule.to(new, steps=1).apply(model, 0)
-        for state in states:
-            if isinstance(state.sink, nn.Parameter):
-                nn.init.constant_(state.sink, FAR)
+    if near and movable(new):
+        SinkSchedule(steps=1).apply(model, 0)
     describe(model)
-    return model
 
 
 def _own_configs(model: PreTrainedModel) -> None:
@@ -105,8 +139,8 @@ def _check_start(model: PreTrainedModel, method: Method) -> None:
         old, state = method_at(module), state_of(module)
         if old not in (None, METHODS["vanilla"].method) and not (state is not None and annealing(state)):
             raise ValueError(
-                f"same_function=True starts from a softmax model, and {name} ({type(module).__name__}) has {old}: "
-                f"{method} would be a different function from the start; leave out same_function"
+                f"same_function and calibrate start from a softmax model, and {name} ({type(module).__name__}) has "
+                f"{old}: {method} would be a different function from the start; leave them out"
             )
     refuse_own_sinks(model, method)
 

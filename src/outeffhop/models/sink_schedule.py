@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 
+from outeffhop._naming import known
 from outeffhop.methods import Method
 from outeffhop.models.hf_private import implementation, inside
 from outeffhop.models.modules import (
@@ -22,59 +23,33 @@ from outeffhop.models.modules import (
 )
 from outeffhop.models.persistence import annealing, describe
 
-__all__ = ["SinkSchedule", "FAR", "movable"]
-
-# With this sink (n = 2e-9), softmax_n equals softmax up to rounding for all usual scores.
-FAR = -20.0
+__all__ = ["SinkSchedule", "movable"]
 
 
 @dataclass(frozen=True)
 class SinkSchedule:
-    """A schedule for the sink (log n) of every attention module; gates move along with it.
+    """Moves the fixed sinks and the gates of a converted model to the method's own values, over optimizer steps.
 
-    At step 0 the sink is ``start`` and the gates' logit offset is −``start``, so the model computes softmax. From
-    ``steps`` on, both have the method's own values. Learned sinks are left to the optimiser.
+    At step 0 they are where ``convert`` put them: at the same function, or where calibration found a small share. From
+    ``steps`` on, they have the method's own values. Learned sinks are left to the optimizer.
 
     Attributes:
-        steps: the number of optimiser steps.
-        start: the first sink, far below the scores.
-        end: the last sink, log n of the method: 0 for softmax1.
+        steps: the number of optimizer steps.
         shape: the shape of the curve between them.
     """
 
     steps: int
-    start: float = FAR
-    end: float = 0.0
     shape: Literal["linear", "cosine"] = "linear"
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}: must be at least 1")
-        if not math.isfinite(self.start) or not math.isfinite(self.end):
-            raise ValueError(f"start={self.start}, end={self.end}: must be finite; {FAR} gives softmax up to rounding")
-        if self.shape not in ("linear", "cosine"):
-            raise ValueError(f"shape={self.shape!r} is unknown: choose linear or cosine")
-
-    @classmethod
-    def to(
-        cls, method: str | Method, steps: int, start: float = FAR, shape: Literal["linear", "cosine"] = "linear"
-    ) -> SinkSchedule:
-        """The schedule that ends at a method's own sink."""
-        method = Method.parse(method)
-        sink = method.normalizer.sink
-        # without a fixed sink, only the gates move
-        return cls(steps, start, sink if sink is not None and _has_fixed_sink(method) else 0.0, shape)
+        known("shape", self.shape, ("linear", "cosine"))
 
     def progress(self, step: int) -> float:
         """The fraction of the schedule that is done, 0 to 1."""
         part = min(max(step / self.steps, 0.0), 1.0)
         return part if self.shape == "linear" else 0.5 - 0.5 * math.cos(math.pi * part)
-
-    def at(self, step: int) -> float:
-        """The sink at a step."""
-        if step >= self.steps:
-            return self.end
-        return self.start + self.progress(step) * (self.end - self.start)
 
     def apply(self, model: PreTrainedModel, step: int) -> None:
         """Sets the model's fixed sinks and gate offsets to their values at a step.
@@ -94,9 +69,6 @@ class SinkSchedule:
             )
         if not movable(method):
             raise ValueError(f"{method} has neither a fixed sink nor a gate that a schedule can move")
-        sink = method.normalizer.sink
-        if _has_fixed_sink(method) and sink != self.end:
-            raise ValueError(f"end={self.end} is not the sink of {method}, which is {sink}: give end={sink}")
         modules = attention_modules(model).values()
         states = [(m, e) for m in modules if (e := state_of(m)) is not None and e.method == method]
         done, moving = step >= self.steps, any(annealing(state) for _, state in states)
@@ -113,7 +85,7 @@ class SinkSchedule:
                 state.release()
             else:
                 state.hold(**place(module))
-                state.move(self.at(step), self.progress(step), self.start)
+                state.move(self.progress(step))
         if done or not moving:
             hook_all(model)
             describe(model)

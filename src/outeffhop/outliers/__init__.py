@@ -11,13 +11,15 @@ import lazy_loader
 if TYPE_CHECKING:
     from outeffhop.outliers.collector import measure
     from outeffhop.outliers.outlier_report import OutlierReport, compare
+    from outeffhop.outliers.penalty import OutlierPenalty
 
-__all__ = ["measure", "compare", "OutlierReport"]
+__all__ = ["measure", "compare", "OutlierReport", "OutlierPenalty"]
 
 __getattr__, __dir__, _ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "collector": ["measure"],
         "outlier_report": ["OutlierReport", "compare"],
+        "penalty": ["OutlierPenalty"],
     },
 )

@@ -12,7 +12,12 @@ from outeffhop.methods import Method, SoftmaxN
 from outeffhop.state.gate import Gate
 from outeffhop.state.qk_norm import QkNorm
 
-__all__ = ["MethodState"]
+__all__ = ["NO_SINK", "OPEN", "MethodState"]
+
+# The logit of an open gate: 1 − 2e-9, which float32 rounds to 1.
+OPEN = 20.0
+# A sink that takes nothing: exp(sink − lse) is 0 in every dtype. Not −inf, since a checkpoint's weights must be finite.
+NO_SINK = -3e4
 
 
 class MethodState(nn.Module):
@@ -32,6 +37,7 @@ class MethodState(nn.Module):
     """
 
     sink: nn.Parameter | Tensor | None  # [H]; a buffer while a schedule holds it
+    sink_start: Tensor | None  # [H]; where a schedule started the sink
     raw_alpha: nn.Parameter | None  # α = 1 + softplus(raw_alpha) stays above 1
     gate: Gate | None
     qk_norm: QkNorm | None
@@ -54,6 +60,7 @@ class MethodState(nn.Module):
         self.gate = None if method.gate is None else Gate(method.gate, embed_dim, num_heads, head_dim, **place)
         self.qk_norm = None if method.qk_norm == "none" else QkNorm(num_heads, **place)
         self.sink = nn.Parameter(torch.empty(num_heads, **place)) if learns == "sink" else None
+        self.sink_start = None
         self.raw_alpha = nn.Parameter(torch.empty((), **place)) if learns == "alpha" else None
         self.reset_parameters()
         if annealing:
@@ -101,31 +108,58 @@ class MethodState(nn.Module):
         return self.gate(hidden_states, visible.any(-2).any(1))
 
     def hold(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
-        """Turns what a schedule moves into buffers, at their present values."""
-        normalizer = self.method.normalizer
-        if isinstance(normalizer, SoftmaxN) and normalizer.learns is None and normalizer.n > 0 and self.sink is None:
-            del self.sink
-            self.register_buffer("sink", torch.full((self.num_heads,), normalizer.sink, device=device, dtype=dtype))
+        """Turns what a schedule moves into buffers: a fixed sink, where it starts, and the gate's offset.
+
+        They begin at the same function: a sink that takes nothing, and an open gate.
+        """
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        if self.moves_sink and self.sink is None:
+            del self.sink, self.sink_start
+            for name in ("sink", "sink_start"):
+                self.register_buffer(name, torch.full((self.num_heads,), NO_SINK, **place))
         if self.gate is not None and not isinstance(self.gate.offset, Tensor):
-            offset = self.gate.offset
             del self.gate.offset
-            self.gate.register_buffer("offset", torch.full((), offset, device=device, dtype=dtype))
+            self.gate.register_buffer("offset", torch.full((), OPEN, **place))
 
     def release(self) -> None:
         """Undoes ``hold``: the sink and the offset are the method's own numbers again."""
-        if isinstance(self.sink, Tensor) and not isinstance(self.sink, nn.Parameter):
-            del self.sink
-            self.sink = None
+        if self._holds_sink:
+            del self.sink, self.sink_start
+            self.sink = self.sink_start = None
         if self.gate is not None and isinstance(self.gate.offset, Tensor):
             del self.gate.offset
             self.gate.offset = self.gate.first_offset
 
-    def move(self, sink: float, progress: float, start: float) -> None:
-        """Sets the held sink, and the held offset between an open gate (−start) and the method's own."""
-        if isinstance(self.sink, Tensor) and not isinstance(self.sink, nn.Parameter):
-            self.sink.fill_(sink)
+    def start_at(self, sink: Tensor) -> None:
+        """Sets where a learned sink, or one that a schedule holds, starts; [H]."""
+        if self._holds_sink:
+            self.sink_start.copy_(sink)  # type: ignore[union-attr]
+        with torch.no_grad():
+            self.sink.copy_(sink)  # type: ignore[union-attr]
+
+    def move(self, progress: float) -> None:
+        """Moves what is held from where it starts (progress 0) to the method's own values (1).
+
+        A sink that starts from nothing grows in n: log n = log(progress · n). One that starts at a number moves there
+        in its logarithm, which is gentle to heads whose scores lie far below 0.
+        """
+        if self._holds_sink:
+            end, start = self.method.normalizer.sink, self.sink_start
+            grown = end + math.log(progress) if progress > 0 else NO_SINK  # type: ignore[operator]
+            from_nothing = start < NO_SINK / 2  # type: ignore[operator]
+            self.sink.copy_(torch.where(from_nothing, grown, start + progress * (end - start)))  # type: ignore
         if self.gate is not None and isinstance(self.gate.offset, Tensor):
-            self.gate.offset.fill_(-start + progress * (self.gate.first_offset + start))
+            self.gate.offset.fill_(OPEN + progress * (self.gate.first_offset - OPEN))
+
+    @property
+    def moves_sink(self) -> bool:
+        """Whether the method has a fixed sink, which a schedule can move."""
+        normalizer = self.method.normalizer
+        return isinstance(normalizer, SoftmaxN) and normalizer.learns is None and normalizer.n > 0
+
+    @property
+    def _holds_sink(self) -> bool:
+        return isinstance(self.sink, Tensor) and not isinstance(self.sink, nn.Parameter)
 
     def extra_repr(self) -> str:
         return f"{self.method}, num_heads={self.num_heads}"

@@ -1,0 +1,229 @@
+"""The penalty on outliers: its value and gradient, and how it gets into a model's loss."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, LlamaConfig, Trainer, TrainingArguments
+
+from outeffhop.outliers import measure
+from outeffhop.outliers.penalty import OutlierPenalty, fourth_power, log_kurtosis
+
+
+def plain(x, keep=None):
+    """By the definition, sample by sample."""
+    found = []
+    for i, sample in enumerate(x):
+        sample = sample if keep is None else sample[keep[i]]
+        c = sample - sample.mean()
+        found.append(torch.log((c**4).mean() / (c**2).mean() ** 2))
+    return torch.stack(found).mean()
+
+
+def plain_fourth(x, keep=None, scale=3.0):
+    return ((x if keep is None else x[keep]) / scale).pow(4).mean()
+
+
+MASK = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 1, 1, 0]], dtype=torch.bool)
+
+
+@pytest.mark.parametrize(("function", "truth"), [(log_kurtosis, plain), (fourth_power, plain_fourth)])
+@pytest.mark.parametrize("keep", [None, MASK])
+def test_value_and_gradient_are_those_of_the_definition(function, truth, keep):
+    torch.manual_seed(0)
+    x = (torch.randn(3, 5, 7, dtype=torch.float64) ** 3 + 0.5).requires_grad_()
+    ours, theirs = function(x, keep), truth(x, keep)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
+
+
+def test_gradcheck():
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: log_kurtosis(x, MASK[:2]), x)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_no_scale_matters_and_none_overflows(scale):
+    torch.manual_seed(0)
+    x = torch.randn(2, 9, 16)
+    x[0, 3, 5] = 1000.0
+    scaled = (x * scale).requires_grad_()
+    value = log_kurtosis(scaled)
+    assert value.item() == pytest.approx(plain(x.double()).item(), rel=1e-5)
+    (gradient,) = torch.autograd.grad(value, scaled)
+    assert torch.isfinite(gradient).all()
+
+
+def test_half_precision_gets_its_own_gradient_dtype():
+    x = torch.randn(2, 9, 16).bfloat16().requires_grad_()
+    value = log_kurtosis(x)
+    assert value.dtype == torch.float32
+    value.backward()
+    assert x.grad.dtype == torch.bfloat16
+
+
+def test_a_constant_tensor_has_no_gradient():
+    x = torch.full((2, 3, 4), 5.0, requires_grad=True)
+    log_kurtosis(x).backward()
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=50
+    )
+    return AutoModelForCausalLM.from_config(config).train()
+
+
+IDS = torch.randint(50, (4, 12), generator=torch.Generator().manual_seed(0))
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def by_hand(model, weight, kind=plain):
+    """The loss with the penalty, from outputs collected apart."""
+    seen = {}
+    chosen = [t.name for t in measure(model, [{"input_ids": IDS}]).tensors]
+    handles = [
+        m.register_forward_hook(
+            lambda _, args, out, n=n: seen.__setitem__(n, out[0] if isinstance(out, tuple) else out)
+        )
+        for n, m in model.named_modules()
+        if n in chosen
+    ]
+    loss = model(input_ids=IDS, labels=IDS).loss
+    for handle in handles:
+        handle.remove()
+    assert set(seen) == set(chosen)
+    return loss + weight * torch.stack([kind(x) for x in seen.values()]).mean()
+
+
+@pytest.mark.parametrize(("kind", "truth"), [("log_kurtosis", plain), ("fourth_power", plain_fourth)])
+def test_the_loss_contains_the_mean_over_what_measure_watches(model, kind, truth):
+    expected = by_hand(model, 0.3, truth)
+    wanted = gradients(model, expected)
+    penalty = OutlierPenalty(model, 0.3, kind=kind)
+    loss = model(input_ids=IDS, labels=IDS).loss
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients(model, loss), wanted, rtol=1e-4, atol=1e-6)
+    assert penalty.value == pytest.approx(penalty.term().item() / 0.3)
+
+
+def test_evaluation_and_removal_leave_the_model_as_it_was(model):
+    before = model(input_ids=IDS, labels=IDS).loss
+    penalty = OutlierPenalty(model, 0.3)
+    model.eval()
+    assert torch.equal(model(input_ids=IDS, labels=IDS).loss, before)
+    assert math.isnan(penalty.value)
+    model.train()
+    assert model(input_ids=IDS, labels=IDS).loss > before
+    penalty.remove()
+    assert torch.equal(model(input_ids=IDS, labels=IDS).loss, before)
+
+
+def test_gradient_checkpointing_changes_nothing(model):
+    OutlierPenalty(model, 0.3)
+    plainly = gradients(model, model(input_ids=IDS, labels=IDS).loss)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    torch.testing.assert_close(gradients(model, model(input_ids=IDS, labels=IDS, use_cache=False).loss), plainly)
+
+
+def test_compiled_whole(model):
+    OutlierPenalty(model, 0.3)
+    loss = model(input_ids=IDS, labels=IDS).loss
+    eager = gradients(model, loss)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    again = compiled(input_ids=IDS, labels=IDS).loss
+    torch.testing.assert_close(again, loss)
+    torch.testing.assert_close(gradients(model, again), eager)
+
+
+def test_autocast(model):
+    OutlierPenalty(model, 0.3)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(input_ids=IDS, labels=IDS).loss
+    assert all(torch.isfinite(g).all() for g in gradients(model, loss))
+
+
+def test_parts_of_a_step_add_up_to_the_whole(model):
+    """As Trainer does it: each part's loss is divided by the tokens of the whole step."""
+    OutlierPenalty(model, 0.3)
+    whole = gradients(model, model(input_ids=IDS, labels=IDS).loss)
+    model.zero_grad()
+    for half in IDS.chunk(2):
+        model(input_ids=half, labels=half, num_items_in_batch=torch.tensor(IDS[:, 1:].numel())).loss.backward()
+    parts = [p.grad for p in model.parameters()]
+    # a sample's kurtosis is its own, so that halves of equal size average to the whole
+    torch.testing.assert_close(parts, whole)
+
+
+def test_padding_is_left_out():
+    torch.manual_seed(0)
+    config = BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=50,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = AutoModelForMaskedLM.from_config(config).train()
+    penalty = OutlierPenalty(model, 0.3)
+    model(input_ids=IDS[:1, :7])
+    alone = penalty.value
+    padded = nn.functional.pad(IDS[:1, :7], (0, 5))
+    model(input_ids=padded, attention_mask=(torch.arange(12) < 7).long()[None])
+    assert penalty.value == pytest.approx(alone, rel=1e-4)
+    model(input_ids=padded)
+    assert penalty.value != pytest.approx(alone, rel=1e-4)
+
+
+class Repeated(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        ids = IDS[index % len(IDS)]
+        return {"input_ids": ids, "labels": ids}
+
+
+def test_a_trainer_removes_planted_outliers(model, tmp_path):
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[5] *= 200
+    found = {}
+    for weight in (0.0, 0.3):
+        torch.manual_seed(0)
+        copy = AutoModelForCausalLM.from_config(model.config).train()
+        copy.load_state_dict(model.state_dict())
+        penalty = OutlierPenalty(copy, weight, warmup_steps=3)
+        arguments = TrainingArguments(
+            str(tmp_path / str(weight)), max_steps=40, per_device_train_batch_size=4, learning_rate=3e-3,
+            report_to=[], logging_steps=1, use_cpu=True, disable_tqdm=True, save_strategy="no",
+        )  # fmt: skip
+        trainer = Trainer(copy, arguments, train_dataset=Repeated(), callbacks=[penalty.callback()])
+        trainer.train()
+        assert penalty.weight == weight
+        assert all("outlier_penalty" in line for line in trainer.state.log_history if "loss" in line)
+        penalty.remove()
+        found[weight] = measure(copy.eval(), [{"input_ids": IDS}]).avg_kurtosis
+    assert found[0.3] < 0.5 * found[0.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"weight": -1.0}, "weight=-1.0"),
+        ({"weight": math.inf}, "weight=inf"),
+        ({"kind": "kurtosis"}, "kind='kurtosis'.*log_kurtosis"),
+        ({"warmup_steps": -1}, "warmup_steps=-1"),
+        ({"tensors": ["nothing"]}, "'nothing'"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(model, given, words):
+    with pytest.raises(ValueError, match=words):
+        OutlierPenalty(model, **given)
+    assert not model._forward_pre_hooks
