@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import reprlib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,6 @@ from outeffhop._naming import did_you_mean
 __all__ = ["JsonReport", "from_json_value"]
 
 _WORDS: dict[Any, str] = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-_REPR = reprlib.Repr()
-_REPR.maxlevel, _REPR.maxstring, _REPR.maxother = 2, 80, 80
 
 
 class JsonReport:
@@ -124,8 +121,7 @@ def _name(key: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """The value, or its beginning: YAML's anchors let a small file stand for gigabytes."""
-    shown = _REPR.repr(value)
+    shown = repr(value)
     return shown if len(shown) <= 200 else f"{shown[:200]}..."
 
 

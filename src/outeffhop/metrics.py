@@ -155,16 +155,24 @@ class _Sqnr:
     def __call__(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         if model is self.reference:
             return {"sqnr_db": math.inf}
-        signal, noise = 0.0, 0.0
+        return {"sqnr_db": sqnr_db(self._pairs(model, batches))}
+
+    @torch.no_grad()
+    def _pairs(self, model: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tensor, Tensor]]:
         for batch, out in _outputs(model, batches):
-            with torch.no_grad():
-                truth = self.reference(**batch).last_hidden_state.double()
-            found, mask = out.last_hidden_state.double(), batch.get("attention_mask")
-            if mask is not None and mask.shape == truth.shape[:2]:
-                truth, found = truth[mask.bool()], found[mask.bool()]
-            signal += float(truth.square().sum())
-            noise += float((found - truth).square().sum())
-        return {"sqnr_db": math.inf if noise == 0.0 else 10.0 * math.log10(signal / noise)}
+            yield batch, self.reference(**batch).last_hidden_state, out.last_hidden_state
+
+
+def sqnr_db(outputs: Iterable[tuple[Batch, Tensor, Tensor]]) -> float:
+    """Signal over error in decibels, of batches, their true outputs and those found. Padding does not count."""
+    signal, noise = 0.0, 0.0
+    for batch, truth, found in outputs:
+        truth, found, mask = truth.double(), found.double(), batch.get("attention_mask")
+        if mask is not None and mask.shape == truth.shape[:2]:
+            truth, found = truth[mask.bool()], found[mask.bool()]
+        signal += float(truth.square().sum())
+        noise += float((found - truth).square().sum())
+    return math.inf if noise == 0.0 else 10.0 * math.log10(signal / noise)
 
 
 @contextmanager

@@ -162,7 +162,7 @@ def test_a_tokenizer_with_other_ids(tokenizer, tmp_path_factory, data):
     content = json.loads(whole["tokenizer.json"])
     vocabulary = content["model"]["vocab"]
     word = data.draw(st.sampled_from(sorted(vocabulary)))
-    vocabulary[word] = data.draw(st.sampled_from([301, 400, 65536, 2**31, -1, 0, 1.5, "x", None]))
+    vocabulary[word] = data.draw(st.sampled_from([301, 400, 65536, 2**31, -1, 1.5, "x", None]))
     (folder / "tokenizer.json").write_text(json.dumps(content))
     text = tmp_path_factory.getbasetemp() / "words.txt"
     text.write_text("".join(TEXTS) * 20)
@@ -280,7 +280,6 @@ def test_a_damaged_model_by_the_command_line(run, tmp_path_factory, name, data):
         ({"num_hidden_layers": 1}, "has layers that its config.json does not ask for"),
         ({"num_hidden_layers": 10**8}, "num_hidden_layers=100000000, but there are only"),
         ({"num_attention_heads": 0}, "does not fit"),
-        ({"num_attention_heads": -2}, "num_attention_heads=-2 cannot be negative"),
         ({"pad_token_id": 10**6}, "does not fit"),
         ({"hidden_size": None}, "hidden_size"),
         ({"dtype": "float77"}, "float77"),
@@ -297,7 +296,7 @@ def test_a_config_that_lies_about_its_weights(checkpoint, whole, changes, match)
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_two_tokens_of_one_id_and_an_id_left_out(tokenizer):
+def test_an_id_left_out(tokenizer):
     folder, whole = tokenizer
     restore(folder, whole)
     content = json.loads(whole["tokenizer.json"])
@@ -305,10 +304,6 @@ def test_two_tokens_of_one_id_and_an_id_left_out(tokenizer):
     vocabulary["a"] = 310
     (folder / "tokenizer.json").write_text(json.dumps(content))
     assert load_tokenizer(folder)("a")["input_ids"] == [1, 310, 2]
-    vocabulary["a"] = vocabulary["b"]
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="the same id"):
-        load_tokenizer(folder)
     vocabulary["a"] = 65536  # a model would have to know all ids below it
     (folder / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="ids up to 65536: is it damaged"):

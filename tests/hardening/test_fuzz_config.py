@@ -50,11 +50,6 @@ CONFIGS = st.dictionaries(
     },
 )
 
-# a billion x, were it written out
-LAUGHS = "[&a [x, x, x, x, x, x, x, x, x, x], {}]".format(
-    ", ".join(f"&{b} [{', '.join([f'*{a}'] * 10)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
-)
-
 
 @cases(62)
 @given(CONFIGS)
@@ -103,13 +98,6 @@ ODD_YAML = (
     "=",
     "model: [",
     "train: {lr: .inf}",
-    LAUGHS,
-    f"train: {LAUGHS}",
-    f"train: {{lr: {LAUGHS}}}",
-    f"train: {{betas: {LAUGHS}}}",
-    f"changes: {{x: {LAUGHS}}}",
-    f"model: {LAUGHS}",
-    f"? {LAUGHS}\n: c",
 )
 
 

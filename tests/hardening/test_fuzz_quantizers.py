@@ -95,7 +95,7 @@ ANYTHING = st.one_of(st.integers(-2, 40), st.floats(), st.booleans(), st.none(),
 
 
 @cases(25)
-@given(ANYTHING, ANYTHING, ANYTHING, ANYTHING, ANYTHING)
+@given(ANYTHING, ANYTHING, ANYTHING, st.floats(), st.floats())
 def test_arguments_are_refused_by_name(bits, granularity, how, momentum, percentile):
     spec = outcome(lambda: Uniform(bits, True, granularity), "bits", "granularity")
     assert refused(spec)  # none of these is a granularity

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from outeffhop.memory import HopfieldMemory, NoOp, noop
-from outeffhop.memory.noop import extend
 
 
 @pytest.fixture(autouse=True)
@@ -99,16 +99,28 @@ def test_by_similarity_edges() -> None:
             NoOp.by_similarity(torch.ones(3, 2), 0.5, **wrong)  # type: ignore[arg-type]
 
 
-def test_by_query() -> None:
-    patterns = clusters()
-    first, second = torch.eye(6, dtype=torch.float64)[:2]
-    assert NoOp.by_query(patterns, first, 0.5).outliers.tolist() == [False] * 5 + [True] * 7
-    assert NoOp.by_query(patterns, torch.stack([first, second]), 0.5).outliers.tolist() == [False] * 10 + [True] * 2
-    assert NoOp.by_query(patterns, 100 * first, 100.0, measure="dot", distinct=True).n == 7
-    with pytest.raises(ValueError, match=r"query has shape \(3,\)"):
-        NoOp.by_query(patterns, torch.ones(3), 0.5)
-    with pytest.raises(TypeError, match="query is a list"):
-        NoOp.by_query(patterns, [1.0] * 6, 0.5)  # type: ignore[arg-type]
+class Extended(NamedTuple):
+    """Patterns and queries in d + 1 dimensions."""
+
+    queries: Tensor  # x̄ = (x, 0)  [..., d + 1]
+    patterns: Tensor  # ξ̄ = (ξ, ω), ω = 0 except for outliers  [M, d + 1]
+    op: Tensor  # Λ(ξ̄) of the patterns that are not outliers, ξ̄_op  [M − K, d + 1]
+    omega: Tensor  # Λ(ξ̄) of the outliers without repetition, Ω  [1 or K, d + 1]
+
+
+def extend(patterns: Tensor, queries: Tensor, no_op: NoOp, C: float) -> Extended:
+    """The paper's extra dimension, spelled out: Ω has the extra coordinate C, distinct ones C, 2C, 3C, …
+
+    After an update the extra coordinate of a query is C times the no-op weight. ⟨Ω, x̄⟩ = 0 needs a 0 there, so it is
+    dropped before the next update.
+    """
+    last = torch.zeros_like(patterns[:, :1])  # ω  [M, 1]
+    heights = C * torch.arange(1, no_op.n + 1, dtype=patterns.dtype)  # [n]
+    last[no_op.outliers, 0] = heights if no_op.distinct else heights.expand(no_op.count)
+    extended = torch.cat([patterns, last], 1)
+    omega = torch.cat([patterns.new_zeros(no_op.n, patterns.shape[1]), heights[:, None]], 1)
+    x = torch.cat([queries, torch.zeros_like(queries[..., :1])], -1)
+    return Extended(x, extended, extended[~no_op.outliers], omega)
 
 
 @pytest.mark.parametrize("C", [1.0, -7.5])
@@ -144,16 +156,6 @@ def test_extended_space(outliers: list[int], distinct: bool, C: float) -> None:
         constant = math.log(len(everything)) / beta + 0.5 * bar.op.square().sum(1).max()
         torch.testing.assert_close(result.energy[step - 1], energy + constant, rtol=1e-12, atol=1e-12)
         state = torch.cat([new[..., :-1], torch.zeros_like(new[..., -1:])], -1)
-
-
-def test_extend_refuses() -> None:
-    for C in (0.0, math.inf, -math.inf, math.nan):
-        with pytest.raises(ValueError, match=f"C={C}"):
-            extend(torch.ones(2, 3), torch.ones(3), NoOp.assign(2, [0]), C)
-    with pytest.raises(TypeError, match="no_op is a list"):
-        extend(torch.ones(2, 3), torch.ones(3), [0])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="classifies 3"):
-        extend(torch.ones(2, 3), torch.ones(3), NoOp.assign(3, [0]))
 
 
 @pytest.mark.parametrize("distinct", [False, True])

@@ -74,7 +74,7 @@ def test_the_path_is_left_by_a_forward_that_raises():
     with ModulePath(model) as path:
         with pytest.raises(RuntimeError):
             model(torch.zeros(2, 4))
-        assert not path.is_running
+        assert not path._running
 
 
 def test_a_compiled_model_is_refused():

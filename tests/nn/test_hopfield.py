@@ -194,8 +194,11 @@ def test_updates_to_rest(method):
     torch.testing.assert_close(layer(x)[0], many(x)[0], atol=1e-5, rtol=1e-5)
 
 
+UNPROJECTED = dict.fromkeys(("project_query", "project_key", "project_value", "out_projection"), False)
+
+
 def test_retrieval_without_learning():
-    layer = OutEffHop.retrieval(6, beta=4.0, batch_first=True, dtype=torch.float64)
+    layer = OutEffHop(6, **UNPROJECTED, beta=4.0, batch_first=True, dtype=torch.float64)
     assert not list(layer.parameters())
     stored, query = _tensor(1, 9, 6), _tensor(1, 3, 6, seed=1)
     out, weights = layer(query, stored, need_weights=True)
@@ -349,7 +352,7 @@ def test_a_method_that_does_not_fit_leaves_the_layer_as_it_was():
 def test_half_precision_comes_to_rest(monkeypatch):
     """Two roundings of one state differ by more than 1e-4 of it in bfloat16: no tolerance may ask for less."""
     torch.manual_seed(0)
-    layer = OutEffHop.retrieval(16, beta=0.3, batch_first=True, steps=None, dtype=torch.bfloat16)
+    layer = OutEffHop(16, **UNPROJECTED, beta=0.3, batch_first=True, steps=None, dtype=torch.bfloat16)
     updates = []
     plain_update = layer.association._update
     monkeypatch.setattr(layer.association, "_update", lambda *a, **k: updates.append(1) or plain_update(*a, **k))

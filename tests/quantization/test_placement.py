@@ -1,6 +1,5 @@
 """Which places are quantized: by rule for every model and method, and by hand for one layer of each."""
 
-import json
 from functools import cache
 
 import pytest
@@ -288,14 +287,12 @@ def test_normalized_queries_and_keys_are_quantized_and_all_else_is_as_without(na
     assert sum(n.endswith(".sink") for n in left) == len(norms)
 
 
-def test_the_map_prints_and_is_json():
+def test_the_map_prints():
     quantized, found = names_of("vit", "gated")
     text = str(quantization_map(quantized))
     for word in (*found, "In floating point", "classifier", "asymmetric per tensor", "zero point"):
         assert word in text
-    loaded = json.loads(quantization_map(quantized).to_json())
-    assert {row["name"] for row in loaded["rows"]} == found
-    row = quantization_map(quantized)["vit.layers.0/add.0"]
+    (row,) = (row for row in quantization_map(quantized).rows if row.name == "vit.layers.0/add.0")
     assert row.range[0] < 0 < row.range[1]
     assert row.scale == pytest.approx((row.range[1] - row.range[0]) / 255)
     assert 0 < row.zero_point < 255
@@ -307,16 +304,6 @@ def test_a_pattern_of_no_quantizer_is_refused():
     with pytest.raises(ValueError, match="matches no quantizer"):
         quantize(build("vit"), [inputs("vit")], scheme="per-token", exclude=["*/outputs"])
     freeze(simulate(build("vit"), scheme="per-token", exclude=["*.q_proj/input"]))  # not seen yet
-
-
-def test_the_map_is_asked_by_name():
-    quantized, names = names_of("vit", "gated")
-    found = quantization_map(quantized)
-    assert all(name in found for name in names)
-    assert {row.name for row in found} == names
-    assert "vit/nothing" not in found
-    with pytest.raises(KeyError, match="vit/nothing"):
-        found["vit/nothing"]
 
 
 @pytest.mark.parametrize("method", ["outeffhop(n=4)", "gated"])

@@ -122,9 +122,7 @@ class HopfieldMemory:
         check_queries(x, self._active)
         self._check_energy()
         values = self._update(x.reshape(-1, x.shape[-1]), with_energy=True).energy
-        if values is None:
-            raise ValueError(f"method={str(self.method)!r} has no energy")
-        return values.reshape(x.shape[:-1])
+        return values.reshape(x.shape[:-1])  # type: ignore[union-attr]  # _check_energy has passed
 
     def association(self, x: Tensor) -> Tensor:
         """The weight of each pattern in the next update.  [..., M − K]"""

@@ -8,17 +8,16 @@ with one Ω_C per outlier it is K.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from outeffhop.memory.arguments import check_patterns
 
-__all__ = ["NoOp", "Extended", "extend"]
+__all__ = ["NoOp", "check_indices", "check_size"]
 
 Measure = Literal["cosine", "dot"]
 
@@ -102,61 +101,6 @@ class NoOp:
             dissimilar.append(below.sum(1))
         # 1e-6 allows for rounding in the product
         return NoOp(torch.cat(dissimilar) >= share * (size - 1) - 1e-6, distinct)
-
-    @staticmethod
-    def by_query(
-        patterns: Tensor, query: Tensor, threshold: float, *, measure: Measure = "cosine", distinct: bool = False
-    ) -> NoOp:
-        """Outliers relative to a query [d], or to every one of several [..., d]: less similar than ``threshold``."""
-        patterns = check_patterns(patterns)
-        if not isinstance(query, Tensor):
-            raise TypeError(f"query is a {type(query).__name__}: expected a tensor [d] or [..., d]")
-        if query.dim() == 0 or query.shape[-1] != patterns.shape[1]:
-            raise ValueError(
-                f"query has shape {tuple(query.shape)}: expected [d] or [..., d] with d = {patterns.shape[1]}"
-            )
-        query = check_patterns(query.reshape(-1, query.shape[-1]), "query").to(patterns.dtype)
-        patterns, query = _measured(patterns, measure), _measured(query, measure)
-        closest = patterns.new_full((len(patterns),), -torch.inf)
-        for part in query.split(max(1, _BLOCK // len(patterns))):
-            closest = torch.maximum(closest, (patterns @ part.T).amax(1))
-        return NoOp(closest < threshold, distinct)
-
-
-class Extended(NamedTuple):
-    """Patterns and queries in d + 1 dimensions."""
-
-    queries: Tensor  # x̄ = (x, 0)  [..., d + 1]
-    patterns: Tensor  # ξ̄ = (ξ, ω), ω = 0 except for outliers  [M, d + 1]
-    op: Tensor  # Λ(ξ̄) of the patterns that are not outliers, ξ̄_op  [M − K, d + 1]
-    omega: Tensor  # Λ(ξ̄) of the outliers without repetition, Ω  [1 or K, d + 1]
-
-
-def extend(patterns: Tensor, queries: Tensor, no_op: NoOp, C: float = 1.0) -> Extended:
-    """The paper's extra dimension: ω and Λ, spelled out.
-
-    ``HopfieldMemory`` does not need it, since softmax_n is equivalent in d dimensions; this is the
-    definition it is tested against. After an update in the extended space, the extra coordinate is
-    C times the no-op weight. ⟨Ω, x̄⟩ = 0 needs a 0 there, so it is dropped before the next update.
-
-    Args:
-        patterns: [M, d]
-        queries: [..., d]
-        no_op: the classification of the M patterns. Distinct outliers get C, 2C, 3C, …
-        C: the extra coordinate of Ω, finite and nonzero.
-    """
-    patterns = check_patterns(patterns)
-    check_size(no_op, len(patterns))
-    if C == 0.0 or not math.isfinite(C):  # ⟨Ω, x̄⟩ = C · 0 must be 0
-        raise ValueError(f"C={C}: the extra coordinate, which marks outliers, must be finite and nonzero")
-    mask = no_op.outliers.to(patterns.device)
-    last = torch.zeros_like(patterns[:, :1])  # ω  [M, 1]
-    heights = C * torch.arange(1, no_op.n + 1, dtype=patterns.dtype, device=patterns.device)  # [n]
-    last[mask, 0] = heights if no_op.distinct else heights.expand(no_op.count)
-    extended = torch.cat([patterns, last], 1)
-    omega = torch.cat([patterns.new_zeros(no_op.n, patterns.shape[1]), heights[:, None]], 1)
-    x = torch.cat([queries, torch.zeros_like(queries[..., :1])], -1)
-    return Extended(x, extended, extended[~mask], omega)
 
 
 def check_size(no_op: NoOp, size: int) -> None:

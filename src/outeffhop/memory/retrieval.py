@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -88,7 +87,8 @@ def iterate(
     index, states, no_op = (torch.cat(parts) for parts in zip(*left, strict=True))
     order = index.argsort()
     state = states[order]
-    energy = _trace(energies, taken, update(state).energy) if trace else None  # [T + 1, Q]
+    last = update(state).energy if trace else None
+    energy = None if last is None else _trace(energies, taken, last)  # [T + 1, Q]
     return Retrieval(
         state=state.reshape(x.shape),
         steps=taken.reshape(lead),
@@ -98,10 +98,8 @@ def iterate(
     )
 
 
-def _trace(energies: list[Tensor], taken: Tensor, last: Tensor | None) -> Tensor:
+def _trace(energies: list[Tensor], taken: Tensor, last: Tensor) -> Tensor:
     """Energies before each update, and those of the final states from where each query stopped.  [T + 1, Q]"""
-    if last is None:
-        raise ValueError("trace=True: the update returns no energy")
     stacked = torch.stack([*energies, last])
     step = torch.arange(len(stacked), device=last.device)
     return torch.where(step[:, None] >= taken, last, stacked)
@@ -113,11 +111,6 @@ def _norm(x: Tensor) -> Tensor:
 
 def _check_steps(steps: int | None, tol: float, max_steps: int) -> int:
     """The largest number of updates."""
-    for name, value in (("steps", 1 if steps is None else steps), ("max_steps", max_steps)):
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise TypeError(f"{name}={value!r}: must be an integer")
-    if isinstance(tol, bool) or not isinstance(tol, numbers.Real):
-        raise TypeError(f"tol={tol!r}: must be a number")
     if steps is not None and steps < 1:
         raise ValueError(f"steps={steps}: must be at least 1, or None to update until every query is at rest")
     if max_steps < 1:

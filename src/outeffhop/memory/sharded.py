@@ -64,10 +64,8 @@ class ShardedMemory:
         self._total = sum(f["stored"] for f in each)
         self._largest = max(f["largest"] for f in each)
         count = None if no_op is None else (sum(f["outliers"] for f in each) if no_op.distinct else 1)
-        normalizer = effective_normalizer(self.method, count)
-        if not isinstance(normalizer, SoftmaxN):
-            raise ValueError(f"method={str(self.method)!r} is not a softmax model")
-        self._normalizer = normalizer
+        # _take has refused the others
+        self._normalizer: SoftmaxN = effective_normalizer(self.method, count)  # type: ignore[assignment]
 
     @classmethod
     def split(

@@ -196,9 +196,6 @@ class ZeroPoint:
     drift: float  # ‖T(0)‖ = ‖Σ_μ ξ_μ‖ / (M + 1) = ‖∇H(0)‖
     curvature: float  # the least eigenvalue of ∇²H(0)
 
-    def is_local_minimum(self, tolerance: float = 1e-12) -> bool:
-        return self.drift <= tolerance and self.curvature > tolerance
-
 
 def zero_point(patterns: Tensor, beta: float) -> ZeroPoint:
     """Gradient and curvature of H at 0: ∇²H(0) = I − β[ΞΞᵀ/(M+1) − ssᵀ/(M+1)²], s = Σ_μ ξ_μ."""
@@ -245,9 +242,8 @@ def capacity_bound(
         share = 4 / (dim - 1)
         a = share * (math.log(2 * math.sqrt(failure) * norm / radius) + beta * (2 * norm * radius - delta))
     b = share * beta * norm**2 / 5
-    omega = float(
-        require("scipy.special").wrightomega(a + math.log(b))
-    )  # require("scipy.special").wrightomega(z) = W₀(e^z) for real z, and e^z never overflows
+    # wrightomega(z) = W₀(e^z) for real z, and e^z never overflows
+    omega = float(require("scipy.special").wrightomega(a + math.log(b)))
     c = b / omega if omega > 0.0 else math.inf
     log_patterns = 0.5 * math.log(failure) + (dim - 1) / 4 * math.log(c)
     patterns = math.exp(log_patterns) if log_patterns < _LOG_MAX else math.inf

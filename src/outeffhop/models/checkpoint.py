@@ -113,9 +113,6 @@ def _architecture(folder: Path, trust: bool, tensors: int) -> type[PreTrainedMod
         counts = name.endswith("layers") and not name.startswith("max_")
         if counts and isinstance(value, int) and not -1 < value <= tensors:
             raise ValueError(f"{folder / 'config.json'}: {name}={value}, but there are only {tensors} tensors")
-        # such weights load, but no input can run
-        if name.endswith(("heads", "n_head")) and isinstance(value, int) and value < 0:
-            raise ValueError(f"{folder / 'config.json'}: {name}={value} cannot be negative")
     if not names:  # a config that was saved without a model
         names = [kind.__name__ for kind in _base(config)]
     own = foreign_class(folder, names) if trust else None

@@ -16,7 +16,7 @@ from outeffhop.models.hf_private import implementation
 __all__ = ["KEY", "entry_of", "method_of", "is_annealing", "named_method", "write", "with_inner"]
 
 KEY = "outeffhop"
-# Version 0.1.0 wrote no format; its entries are read as they are.
+# An entry without a format has the same fields.
 FORMAT = 2
 
 

@@ -34,10 +34,6 @@ class ModulePath:
     def name(self) -> str:
         return self._running[-1] if self._running else ""
 
-    @property
-    def is_running(self) -> bool:
-        return bool(self._running)
-
     def __enter__(self) -> ModulePath:
         for name, module in self._model.named_modules():
             self._handles.append(module.register_forward_pre_hook(lambda *_, name=name: self._running.append(name)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -49,9 +48,6 @@ class Association(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("steps", 1 if steps is None else steps), ("max_steps", max_steps)):
-            if not isinstance(value, numbers.Integral):
-                raise TypeError(f"{name}={value!r}: must be an integer")
         if not 0.0 < beta < math.inf:
             raise ValueError(f"beta={beta}: the inverse temperature must be finite and greater than 0")
         if steps is not None and steps < 1:

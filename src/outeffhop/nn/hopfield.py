@@ -38,7 +38,7 @@ class OutEffHop(nn.Module):
         steps, tol, max_steps: how many updates of the query; steps=None updates it until it is at rest.
         connected: V = K W_V, as in the paper, instead of V = Y W_V.
         project_query, project_key, project_value, out_projection: False leaves the projection out. Without
-            any of them the layer learns nothing and retrieves memories (see ``retrieval``).
+            any of them the layer learns nothing: queries retrieve the patterns themselves.
         head_dim: the association space's size per head, by default embed_dim / num_heads.
         value_head_dim: the values' size per head, by default head_dim.
         out_dim: the output's size, by default embed_dim.
@@ -153,12 +153,6 @@ class OutEffHop(nn.Module):
         """Device and dtype, also of a layer without projections."""
         at = self.association.log_beta
         return {"device": at.device, "dtype": at.dtype}
-
-    @classmethod
-    def retrieval(cls, embed_dim: int, num_heads: int = 1, **options: Any) -> OutEffHop:
-        """A layer that learns nothing: W_Q, W_K and W_V are identities, so queries retrieve the patterns themselves."""
-        off = dict.fromkeys(("project_query", "project_key", "project_value", "out_projection"), False)
-        return cls(embed_dim, num_heads, **{**off, **options})
 
     @classmethod
     def from_multihead(cls, attention: nn.MultiheadAttention, method: str | Method = "outeffhop") -> OutEffHop:

@@ -19,10 +19,7 @@ from torch import Tensor
 
 from outeffhop.ops.call import Call
 
-__all__ = ["Probe", "PARTS", "Watch", "probing", "is_probed", "shown", "watching", "watch"]
-
-# scores before the mask, so that they are finite; probabilities from the normalizer; context per head
-PARTS = ("scores", "probabilities", "context")
+__all__ = ["Probe", "Watch", "probing", "is_probed", "shown", "watching", "watch"]
 
 Probe = Callable[[str, Tensor], Tensor]
 
@@ -35,9 +32,10 @@ _WATCH: ContextVar[Watch | None] = ContextVar("outeffhop_watch", default=None)
 
 @contextmanager
 def probing(probe: Probe) -> Iterator[None]:
-    """Within it, attention calls show their parts: ``probe(part, tensor) -> tensor``, part one of ``PARTS``.
+    """Within it, attention calls show their parts: ``probe(part, tensor) -> tensor``.
 
-    Scores and probabilities are [..., H, Lq, Lk], the context [..., H, Lq, Dv]. A call that names a fused
+    The parts are "scores" before the mask, so that they are finite, and "probabilities" from the normalizer, both
+    [..., H, Lq, Lk], and the "context" of each head, [..., H, Lq, Dv]. A call that names a fused
     backend or "padded" runs on it and shows nothing. Compiled code ignores the probe, since it may have been
     compiled without one.
     """

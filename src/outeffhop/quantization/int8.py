@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from outeffhop._io import check_folder, read_json, whole_folder, write_json
+from outeffhop._naming import known
 from outeffhop.metrics import Batch, task_or_embedding
 from outeffhop.models.summary import model_summary
 from outeffhop.quantization.int8_export import check_model, inputs_of, save_program
@@ -195,8 +196,7 @@ class Int8Model:
         return _arrays(given, names)
 
     def _ask(self, command: str, precision: str, **arguments: Any) -> Any:
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision={precision!r} is unknown; choose from: {', '.join(PRECISIONS)}")
+        known("precision", precision, PRECISIONS)
         return self._running().ask(
             command, folder=str(self.path), precision=precision, threads=self.threads, **arguments
         )

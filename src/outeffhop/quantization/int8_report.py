@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import Counter
@@ -13,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outeffhop._dataclass_io import JsonReport
-from outeffhop.metrics import Batch, Metric, evaluating, metric_for
+from outeffhop.metrics import Batch, Metric, evaluating, metric_for, sqnr_db
 from outeffhop.quantization.int8 import Int8Model
 from outeffhop.quantization.int8_export import inputs_of, output_of
 from outeffhop.quantization.int8_graph import Operation
@@ -111,7 +110,10 @@ def measure_int8(
                 run: {name: float(value) for name, value in measure(module, evaluated).items()}
                 for run, module in modules.items()
             }
-            sqnr = {run: _sqnr(model, exported, run.split()[1], evaluated) for run in RUNS[1:]}
+            sqnr = {
+                run: sqnr_db((b, output_of(model, b), exported.run(b, run.split()[1])) for b in evaluated)
+                for run in RUNS[1:]
+            }
             first = evaluated[0]
             timers: dict[str, Callable[[], float]] = {
                 "torch fp32": lambda: _seconds(model, first),
@@ -136,18 +138,6 @@ def measure_int8(
         size_bytes={precision: exported.size(precision) for precision in ("fp32", "int8")},
         operations=tuple(exported.operations()),
     )
-
-
-def _sqnr(model: PreTrainedModel, exported: Int8Model, precision: str, batches: list[Batch]) -> float:
-    signal = noise = 0.0
-    for batch in batches:
-        truth, found = output_of(model, batch).double(), exported.run(batch, precision).double()
-        mask = batch.get("attention_mask")
-        if mask is not None and mask.shape == truth.shape[:2]:  # nobody reads the outputs at padding
-            truth, found = truth[mask.bool()], found[mask.bool()]
-        signal += float(truth.square().sum())
-        noise += float((truth - found).square().sum())
-    return math.inf if noise == 0.0 else 10.0 * math.log10(signal / noise)
 
 
 def _seconds(model: PreTrainedModel, batch: Batch) -> float:

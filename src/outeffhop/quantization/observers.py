@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from outeffhop._naming import known
 from outeffhop.quantization.quantizers import Uniform
 
 __all__ = ["RANGES", "Observer", "percentile_range", "mse_range"]
@@ -36,11 +37,7 @@ class Observer:
     """
 
     def __init__(self, spec: Uniform, how: str = "minmax", momentum: float = 0.9, percentile: float = 99.999) -> None:
-        if how not in RANGES:
-            raise ValueError(f"range={how!r} is unknown; choose from: {', '.join(RANGES)}")
-        for name, value in (("momentum", momentum), ("percentile", percentile)):
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"{name}={value!r}: must be a number")
+        known("range", how, RANGES)
         if not 0.0 <= momentum < 1.0:
             raise ValueError(f"momentum={momentum}: must be in [0, 1)")
         if not 50.0 < percentile <= 100.0:

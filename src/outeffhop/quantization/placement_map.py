@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -29,7 +27,6 @@ class MapRow:
         range: the ends of the grid, over all channels; None before ``freeze`` and if each token has its own.
         scale: the grid's step, the largest over all channels.
         zero_point: None if channels have their own.
-        grids: how many grids there are; 1 for a whole tensor.
     """
 
     name: str
@@ -39,7 +36,6 @@ class MapRow:
     range: tuple[float, float] | None
     scale: float | None
     zero_point: int | None
-    grids: int | None
 
 
 @dataclass(frozen=True)
@@ -50,21 +46,6 @@ class QuantizationMap:
     placement: str
     rows: tuple[MapRow, ...]
     floating: dict[str, str]
-
-    def __getitem__(self, name: str) -> MapRow:
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise KeyError(f"no quantizer is named {name!r}; see the names in rows")
-
-    def __contains__(self, name: object) -> bool:
-        return any(row.name == name for row in self.rows)
-
-    def __iter__(self) -> Iterator[MapRow]:
-        return iter(self.rows)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2)
 
     def __str__(self) -> str:
         header = ("quantizer", "kind", "bits", "scheme", "range", "scale", "zero point")
@@ -108,8 +89,7 @@ def _row(point: Point) -> MapRow:
     grid = point.grid
     how = f"{point.spec}, smoothed" if point.factors is not None else str(point.spec)
     if grid is None:
-        return MapRow(point.name, point.kind, point.spec.bits, how, None, None, None, None)
-    one = grid.scale.numel() == 1
+        return MapRow(point.name, point.kind, point.spec.bits, how, None, None, None)
     return MapRow(
         point.name,
         point.kind,
@@ -117,8 +97,7 @@ def _row(point: Point) -> MapRow:
         how,
         grid.range,
         float(grid.scale.max()),
-        int(grid.zero_point[0]) if one else None,
-        grid.scale.numel(),
+        int(grid.zero_point[0]) if grid.scale.numel() == 1 else None,
     )
 
 

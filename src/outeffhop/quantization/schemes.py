@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from outeffhop._naming import did_you_mean
+from outeffhop._naming import did_you_mean, known
 from outeffhop.quantization.observers import RANGES
 from outeffhop.quantization.quantizers import Uniform
 
@@ -38,13 +38,9 @@ class Scheme:
     percentile: float = 99.999
 
     def __post_init__(self) -> None:
-        for argument, value, known in (
-            ("placement", self.placement, PLACEMENTS),
-            ("weight_range", self.weight_range, RANGES),
-            ("activation_range", self.activation_range, RANGES),
-        ):
-            if value not in known:
-                raise ValueError(f"{argument}={value!r} is unknown; choose from: {', '.join(known)}")
+        known("placement", self.placement, PLACEMENTS)
+        known("weight_range", self.weight_range, RANGES)
+        known("activation_range", self.activation_range, RANGES)
         if self.weights.granularity == "token":
             raise ValueError("weights per token: weights have no tokens; use granularity 'tensor' or 'channel'")
         if self.activations.granularity == "channel":

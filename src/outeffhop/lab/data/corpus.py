@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from outeffhop.lab.data import builtin, hub
-from outeffhop.lab.data.files import by_split, digest_of, files_under, unmarked_lines
+from outeffhop.lab.data.files import by_split, digest_of, files_under, lines
 from outeffhop.lab.data.samples import SPLITS
 from outeffhop.lab.data.specs import Spec, kind_of_file
 
@@ -112,7 +112,7 @@ def _of_path(path: Path) -> tuple[dict[str, Callable[[], Stream]], str]:
 def _reader(files: list[Path]) -> Callable[[], Stream]:
     def read() -> Stream:
         for file in files:
-            for line in unmarked_lines(file):
+            for line in lines(file):
                 yield None if line.strip() == SEPARATOR else line
             yield None
 

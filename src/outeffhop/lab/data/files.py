@@ -24,7 +24,6 @@ __all__ = [
     "open_packed",
     "split_word",
     "suffix",
-    "unmarked_lines",
 ]
 
 _PACKED = {".gz": gzip.open, ".xz": lzma.open}
@@ -80,7 +79,10 @@ def _leads_back(folder: Path) -> bool:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 text file with their line ends; errors name the file and the byte."""
+    """The lines of a UTF-8 text file with their line ends; errors name the file and the byte.
+
+    The byte order mark that Windows puts first is left out.
+    """
     offset = 0
     try:
         with open_packed(path) as file:
@@ -89,7 +91,7 @@ def lines(path: Path) -> Iterator[str]:
                 if "\0" in text:
                     where = offset + line.index(b"\0")
                     raise ValueError(f"{path} is not text: a zero byte at byte {where}; give UTF-8 text files")
-                yield text
+                yield text if offset else text.removeprefix("\ufeff")
                 offset += len(line)
     except UnicodeDecodeError as error:
         raise ValueError(
@@ -98,12 +100,6 @@ def lines(path: Path) -> Iterator[str]:
         ) from error
     except DAMAGED as error:
         raise ValueError(f"{path} is damaged or cut short after byte {offset} of its content: {error}") from error
-
-
-def unmarked_lines(path: Path) -> Iterator[str]:
-    """The same lines without the byte order mark that Windows puts first."""
-    for number, line in enumerate(lines(path)):
-        yield line if number else line.removeprefix("\ufeff")
 
 
 def by_split(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:

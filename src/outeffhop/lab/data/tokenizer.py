@@ -98,9 +98,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
             "or vocab.json and merges.txt"
         )
     try:
-        _check_ids(_raw(path))
         found = read(path)
-        _check_ids(found.get_vocab())
     except Exception as error:  # tokenizers raises Exception; transformers raises anything for a damaged file
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"tokenizer={str(path)!r} cannot be read: {said}") from error
@@ -124,18 +122,6 @@ def _saved(folder: Path) -> PreTrainedTokenizerFast:
     if not getattr(found, "is_fast", False):
         raise ValueError("it has no fast form: save it with a tokenizer.json")
     return found  # type: ignore[no-any-return]
-
-
-def _check_ids(tokens: dict[str, int]) -> None:
-    if len(set(tokens.values())) < len(tokens):
-        raise ValueError(f"two of its {len(tokens)} tokens have the same id; is it damaged?")
-
-
-def _raw(folder: Path) -> dict[str, int]:
-    """Tokens as they are in the file: older versions of transformers drop one of two that share an id."""
-    file = folder / "tokenizer.json"
-    found: dict[str, int] = Tokenizer.from_file(str(file)).get_vocab() if file.is_file() else {}
-    return found
 
 
 def _wrap(tokenizer: Tokenizer, **special: str) -> PreTrainedTokenizerFast:

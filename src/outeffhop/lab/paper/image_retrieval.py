@@ -55,7 +55,6 @@ PART, SHARE = 0.5, 0.5
 # smaller differences of mean errors do not count: seeds differ by more
 TIE = 0.01
 
-Query = Callable[[Tensor, torch.Generator], Tensor]
 Errors = dict[str, dict[str, float]]  # memory → model → error
 
 

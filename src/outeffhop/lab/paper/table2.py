@@ -153,13 +153,13 @@ def _draw(means: Numbers, folder: Path) -> None:
     drawing.save(figure, folder, "horizons")
 
 
-def rank(means: Numbers, data: str, horizon: int, field: str, method: str = "outeffhop") -> int | None:
-    """1 is the best of the four; None if one of them is missing or NaN."""
+def rank(means: Numbers, data: str, horizon: int, field: str) -> int | None:
+    """The place of OutEffHop, 1 to 4; None if one of the four is missing or NaN."""
     try:
         numbers = {kind: means[data, horizon, kind][field] for kind in published.FORECASTERS}
     except KeyError:
         return None
-    return None if any(map(isnan, numbers.values())) else 1 + sum(n < numbers[method] for n in numbers.values())
+    return None if any(map(isnan, numbers.values())) else 1 + sum(n < numbers["outeffhop"] for n in numbers.values())
 
 
 def top_two(means: Numbers) -> tuple[int, int]:

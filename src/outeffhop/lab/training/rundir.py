@@ -103,22 +103,16 @@ class RunFolder:
 
     # checkpoints
 
-    def whole_checkpoints(self) -> list[Path]:
-        """The checkpoints that a run can continue from, newest first; damaged ones are skipped with a warning."""
-        return list(self._whole())
-
     def last_checkpoint(self) -> Path | None:
-        """The newest checkpoint that is whole; None if there is none."""
-        return next(self._whole(), None)
-
-    def _whole(self) -> Iterator[Path]:
+        """The newest checkpoint that is whole; None if there is none. Damaged ones are skipped with a warning."""
         for path in self._by_step():
             try:
                 check_manifest(path)
             except ValueError as error:
-                warnings.warn(f"{path} is skipped: {error}", stacklevel=3)
+                warnings.warn(f"{path} is skipped: {error}", stacklevel=2)
             else:
-                yield path
+                return path
+        return None
 
     def side_folder(self, step: int) -> Path:
         """Creates the temporary folder that a checkpoint is written to."""
