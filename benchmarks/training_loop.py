@@ -25,10 +25,10 @@ from measure import environment, keep
 from torch.utils.data import DataLoader
 
 from outeffhop.lab.data import Prepared
-from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
+from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, prepare_data, train
 from outeffhop.lab.training.optimization import make_optimizer, make_schedule
 from outeffhop.lab.training.recipes import resolve
-from outeffhop.lab.training.run import build, prepare_data
+from outeffhop.lab.training.starting_model import build
 from outeffhop.lab.training.train_loader import EpochSampler
 
 # device → preset, precision, copies of the text (a small model has more in a batch), steps between two lines, lines

@@ -131,6 +131,7 @@ class OutlierPenalty:
         loss = output.get("loss") if isinstance(output, dict) else None
         if isinstance(loss, Tensor) and self._tails and model.training:
             output["loss"] = loss + self._share * self.term()
+            self._tails = {name: tail.detach() for name, tail in self._tails.items()}  # a model's copy copies its hooks
         return output
 
 

@@ -15,7 +15,7 @@ import outeffhop
 from outeffhop.lab.training import DataConfig, RunConfig, TrainConfig
 from outeffhop.lab.training.config import from_dict, from_yaml, to_dict, to_yaml
 from outeffhop.lab.training.recipes import resolve
-from outeffhop.lab.training.run import build
+from outeffhop.lab.training.starting_model import build
 from outeffhop.methods import Method
 from outeffhop.models import model_summary, presets
 

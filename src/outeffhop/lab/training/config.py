@@ -61,6 +61,8 @@ class TrainConfig:
         weight_decay: not applied to biases, LayerNorms (in OPT only biases), gates and sinks.
         betas: moment decay rates of Adam.
         clip_norm: largest gradient norm; 0: no clipping.
+        penalty: weight of the log kurtosis of outlier_tensors in the loss; it rises over warmup_steps; 0: none.
+        anneal_steps: with --init, steps from softmax to the method's sinks and gates; a third of max_steps by default.
         patience: evaluations without improvement before training stops; 0: never.
         eval_steps: steps between evaluations; the last step is always evaluated.
         eval_batches: batches of the validation set to evaluate on; None: all.
@@ -92,6 +94,8 @@ class TrainConfig:
     weight_decay: float | None = None
     betas: tuple[float, float] | None = None
     clip_norm: float | None = None
+    penalty: float = 0.0
+    anneal_steps: int | None = None
     patience: int | None = None
     eval_steps: int | None = None
     eval_batches: int | None = None

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from outeffhop.lab.data import Prepared
 from outeffhop.lab.training.checks import check_device, check_run
 from outeffhop.lab.training.config import RunConfig
-from outeffhop.lab.training.run import build
+from outeffhop.lab.training.starting_model import build
 
 __all__ = ["Estimate", "estimate"]
 

@@ -156,9 +156,10 @@ def _check_train(train: TrainConfig) -> None:
         value = getattr(train, name)
         if value is not None and value < 1:
             raise ValueError(f"train.{name}={value}: must be at least 1")
-    for name in ("lr", "weight_decay", "clip_norm", "warmup_steps", "patience", "outlier_steps", "min_lr", "workers"):
+    not_negative = ("lr", "weight_decay", "clip_norm", "penalty", "warmup_steps", "patience", "outlier_steps", "min_lr")
+    for name in (*not_negative, "workers", "anneal_steps"):
         value = getattr(train, name)
-        if not 0 <= value < float("inf"):
+        if value is not None and not 0 <= value < float("inf"):
             raise ValueError(f"train.{name}={value}: must be finite and not negative")
     if train.lr and train.schedule != "halving" and (train.min_lr or 0.0) > train.lr:
         raise ValueError(

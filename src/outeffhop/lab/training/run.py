@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel, TrainerState, set_seed
 from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
-from transformers.utils import logging
 
 from outeffhop import __version__
 from outeffhop._dataclass_io import JsonReport
@@ -29,19 +28,20 @@ from outeffhop._naming import require
 from outeffhop.lab.data import Prepared, prepare
 from outeffhop.lab.training.callbacks import Interrupt, Journal, Patience
 from outeffhop.lab.training.card import CARD, model_card
-from outeffhop.lab.training.checks import check_run
+from outeffhop.lab.training.checks import check_run, chosen_tensors
 from outeffhop.lab.training.config import RunConfig, TrainConfig, to_dict
 from outeffhop.lab.training.processes import roll_call
 from outeffhop.lab.training.recipes import TASK_OF, resolve
-from outeffhop.lab.training.rundir import RunFolder
+from outeffhop.lab.training.rundir import RunFolder, step_of
 from outeffhop.lab.training.sharding import shard
+from outeffhop.lab.training.starting_model import first_model
 from outeffhop.lab.training.trainer import RunTrainer
 from outeffhop.lab.training.trainer_arguments import RunArguments, trainer_arguments
 from outeffhop.lab.training.training_state import model_state
-from outeffhop.models import convert, model_summary, presets
-from outeffhop.models.checkpoint import load_checkpoint
+from outeffhop.models import model_summary
+from outeffhop.outliers import OutlierPenalty
 
-__all__ = ["train", "resume", "build", "prepare_data", "Result"]
+__all__ = ["train", "resume", "prepare_data", "Result"]
 
 # task → the metric that patience watches, and whether more of it is better
 _CHIEF = {"mlm": ("eval_loss", False), "clm": ("eval_loss", False)} | {
@@ -115,17 +115,6 @@ def prepare_data(config: RunConfig) -> Prepared:
     return prepare(config.data, TASK_OF[config.model], seed=config.train.seed, **samples)
 
 
-def build(config: RunConfig, changes: dict[str, Any]) -> PreTrainedModel:
-    """The model of a resolved config; ``changes`` are the fields of its config that the data decides."""
-    logging.disable_progress_bar()  # transformers shows one for every file it reads or writes
-    if config.init is not None:
-        return convert(load_checkpoint(config.init), config.method)
-    if config.model in ("bert", "opt"):
-        longest = presets.config(config.model, config.preset).max_position_embeddings
-        changes = {**changes, "max_position_embeddings": max(longest, config.samples.length or 0)}
-    return presets.build(config.model, config.preset, config.method, **{**changes, **config.changes})
-
-
 def _run(config: RunConfig, folder: RunFolder, quiet: bool, fresh: bool) -> Result:
     arguments = trainer_arguments(config, folder)
     with roll_call(folder, config.train.timeout):
@@ -144,21 +133,28 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
     with arguments.main_process_first(desc="data"):
         prepared = prepare_data(config)
     set_seed(train.seed)
-    model: Any = build(config, prepared.changes)
+    model, schedule = first_model(config, prepared)
     check_run(config, model, prepared)
     last = folder.last_checkpoint()
+    if schedule is not None and last is not None:  # its weights are loaded into what there was at its last step
+        schedule.apply(model, step_of(last) - 1)
     if arguments.process_index == 0:  # all checks have passed: the run begins
         if fresh:
             folder.create(config)
         folder.clean()
         folder.write_json("env.json", _began(folder) | _environment(config, model, prepared, arguments))
         folder.forget_after(json.loads((last / "progress.json").read_text())["lines"] if last else 0)
+    penalty = None
+    if train.penalty:
+        chosen = chosen_tensors(train)
+        penalty = OutlierPenalty(model, train.penalty, tensors=chosen, warmup_steps=train.warmup_steps or 0)
     if train.fsdp:
         shard(model.to(arguments.device), arguments.device, train.precision)
     tokens = config.samples.length if prepared.tokenizer is not None else None
     journal = Journal(folder, train.batch_size or 1, tokens, quiet)
     patience = Patience(train.patience, *_CHIEF[prepared.task]) if train.patience else None
-    callbacks: list[Any] = [journal, *([] if patience is None else [patience])]
+    moving = [part.callback() for part in (schedule, penalty) if part is not None]
+    callbacks: list[Any] = [*moving, journal, *([] if patience is None else [patience])]
     if train.track == "tensorboard":
         callbacks.append(TensorBoardCallback())
         callbacks[-1].logging_dir = str(folder.path / "track")
@@ -170,6 +166,7 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
             prepared,
             folder,
             decay_norms=config.model == "opt",
+            penalty=penalty,
             checkpoint=last,
             over=last is not None and _over(last, train, patience),
             callbacks=[*callbacks, interrupt],
@@ -185,6 +182,8 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
     if interrupt.ended:
         raise KeyboardInterrupt
     trainer.check_finite()
+    if penalty is not None:
+        penalty.remove()
     with folder.writing("the last model"):
         return _finish(trainer, folder, config)
 

@@ -129,7 +129,7 @@ class RunFolder:
             shutil.rmtree(place)
         publish(side, place)
         # later ones are damaged, or the run would have continued from them: they must not replace whole ones
-        later = [p for p in self._by_step() if _step(p) > step]
+        later = [p for p in self._by_step() if step_of(p) > step]
         for old in [*later, *self._by_step()[len(later) :][keep:]]:
             shutil.rmtree(old, ignore_errors=True)
         return place
@@ -153,7 +153,7 @@ class RunFolder:
 
     def _by_step(self) -> list[Path]:
         named = [p for p in self.checkpoints.glob("checkpoint-*") if p.is_dir() and p.name.split("-")[1].isdecimal()]
-        return sorted(named, key=_step, reverse=True)
+        return sorted(named, key=step_of, reverse=True)
 
     # metrics
 
@@ -194,5 +194,5 @@ def _metrics_line(line: bytes) -> dict[str, Any]:
     return found
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.split("-")[1])

@@ -30,7 +30,7 @@ from outeffhop.lab.training.sharding import Sharded
 from outeffhop.lab.training.train_loader import EpochSampler, make_loader
 from outeffhop.lab.training.trainer_arguments import RunArguments
 from outeffhop.metrics import evaluating, metric_for
-from outeffhop.outliers import measure
+from outeffhop.outliers import OutlierPenalty, measure
 
 __all__ = ["RunTrainer"]
 
@@ -65,13 +65,14 @@ class RunTrainer(Trainer):
         folder: RunFolder,
         *,
         decay_norms: bool,
+        penalty: OutlierPenalty | None,
         checkpoint: Path | None,
         over: bool,
         callbacks: list[TrainerCallback],
     ) -> None:
         self.settings, self.prepared, self.folder, self.decay_norms = train, prepared, folder, decay_norms
         self.sampler = EpochSampler(len(prepared.train), train.batch_size or 1, train.seed)
-        self.checkpoint, self.over = checkpoint, over
+        self.penalty, self.checkpoint, self.over = penalty, checkpoint, over
         self._random_from = checkpoint  # until its random numbers are restored
         self._measured = self._evaluated = -1  # the last steps these were done at
         self._last_report: tuple[int, Any] = (-1, None)
@@ -159,7 +160,11 @@ class RunTrainer(Trainer):
         if soft is not None:
             given.pop("labels")
         outputs = model(**given)
-        loss = outputs.loss if soft is None else nn.functional.cross_entropy(outputs.logits.float(), soft)
+        loss = outputs.loss
+        if soft is not None:
+            loss = nn.functional.cross_entropy(outputs.logits.float(), soft)
+            if self.penalty is not None:  # the model adds it to a loss of its own only
+                loss = loss + self.penalty.term()
         if num_items_in_batch is not None:
             loss = loss * (self._items(inputs) / num_items_in_batch) * self.args.world_size
         self._watch.see(loss.detach(), self.state.global_step + 1)
