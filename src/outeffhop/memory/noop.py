@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from outeffhop._naming import known
 from outeffhop.memory.arguments import check_patterns
 
 __all__ = ["NoOp", "Extended", "extend"]
@@ -185,8 +186,7 @@ def check_indices(indices: Tensor, size: int, name: str) -> Tensor:
 
 def _measured(patterns: Tensor, measure: str) -> Tensor:
     """Vectors whose inner products are the measure; half precision as float32."""
-    if measure not in ("cosine", "dot"):
-        raise ValueError(f"measure={measure!r}: choose 'cosine' or 'dot'")
+    known("measure", measure, ("cosine", "dot"))
     if patterns.dtype in (torch.float16, torch.bfloat16):
         patterns = patterns.float()
     if measure == "dot":

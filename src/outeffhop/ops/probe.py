@@ -26,7 +26,7 @@ PARTS = ("scores", "probabilities", "context")
 
 Probe = Callable[[str, Tensor], Tensor]
 
-# the call, and log(n + Σ exp(scores)) [..., H, Lq], or the weights [..., H, Lq, Lk] where only the eager one serves
+# the call, and log(n + Σ exp(scores)) [..., H, Lq], or the weights [..., H, Lq, Lk] if only the eager backend can serve
 Watch = Callable[[Call, Tensor | None, Tensor | None], None]
 
 _PROBE: ContextVar[Probe | None] = ContextVar("outeffhop_probe", default=None)

@@ -20,8 +20,8 @@ class MethodState(nn.Module):
 
     The method of a state is fixed. To change it, make a new state that inherits from the old one.
 
-    While a schedule moves them, a fixed sink and a gate's offset are buffers. A checkpoint then holds how far they
-    are, and a compiled model sees them move without being compiled again.
+    While a schedule moves them, a fixed sink and a gate's offset are buffers. A checkpoint then holds their
+    current values, and a compiled model sees them change without being compiled again.
 
     Args:
         method: how scores become weights, the gate and QK-norm.
@@ -101,7 +101,7 @@ class MethodState(nn.Module):
         return self.gate(hidden_states, visible.any(-2).any(1))
 
     def hold(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
-        """Turns what a schedule moves into buffers, at their present values."""
+        """Turns what a schedule moves into buffers, at their current values."""
         normalizer = self.method.normalizer
         if isinstance(normalizer, SoftmaxN) and normalizer.learns is None and normalizer.n > 0 and self.sink is None:
             del self.sink
