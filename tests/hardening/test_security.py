@@ -317,7 +317,7 @@ def test_an_index_cannot_name_weights_of_another_folder(tmp_path):
         (tmp_path / "b").mkdir(exist_ok=True)
         save_file(load_file(tmp_path / "a" / first), tmp_path / "b" / first)
         index.write_text(json.dumps(content | {"weight_map": moved}))
-        with pytest.raises(ValueError, match="only files of its own folder are read"):
+        with pytest.raises(ValueError, match="only files in its own folder are read"):
             load_checkpoint(tmp_path / "a")
 
 

@@ -143,7 +143,7 @@ def _sqnr(model: PreTrainedModel, exported: Int8Model, precision: str, batches: 
     for batch in batches:
         truth, found = output_of(model, batch).double(), exported.run(batch, precision).double()
         mask = batch.get("attention_mask")
-        if mask is not None and mask.shape == truth.shape[:2]:  # nobody reads the outputs at padding
+        if mask is not None and mask.shape == truth.shape[:2]:  # outputs at padding are not used
             truth, found = truth[mask.bool()], found[mask.bool()]
         signal += float(truth.square().sum())
         noise += float((truth - found).square().sum())

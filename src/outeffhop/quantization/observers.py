@@ -1,4 +1,4 @@
-"""Range estimators: the range of a quantizer, from the tensors of calibration. Only the range is kept.
+"""Range estimators: the range of a quantizer, from the tensors seen in calibration. Only the range is kept.
 
 Each batch gives a range: its minimum and maximum, two percentiles, or the range with the smallest squared error.
 "minmax" joins them to the widest, so it does not matter how the data are split into batches. The others start with
@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from outeffhop._naming import known
 from outeffhop.quantization.quantizers import Uniform
 
 __all__ = ["RANGES", "Observer", "percentile_range", "mse_range"]
@@ -36,8 +37,7 @@ class Observer:
     """
 
     def __init__(self, spec: Uniform, how: str = "minmax", momentum: float = 0.9, percentile: float = 99.999) -> None:
-        if how not in RANGES:
-            raise ValueError(f"range={how!r} is unknown; choose from: {', '.join(RANGES)}")
+        known("range", how, RANGES)
         for name, value in (("momentum", momentum), ("percentile", percentile)):
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise TypeError(f"{name}={value!r}: must be a number")

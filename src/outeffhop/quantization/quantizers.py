@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from outeffhop._naming import known
+
 __all__ = ["GRANULARITIES", "Uniform", "Grid"]
 
 GRANULARITIES = ("tensor", "channel", "token")
@@ -41,8 +43,7 @@ class Uniform:
     def __post_init__(self) -> None:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not 2 <= self.bits <= 16:
             raise ValueError(f"bits={self.bits!r}: must be an integer from 2 to 16")
-        if self.granularity not in GRANULARITIES:
-            raise ValueError(f"granularity={self.granularity!r} is unknown; choose from: {', '.join(GRANULARITIES)}")
+        known("granularity", self.granularity, GRANULARITIES)
 
     @property
     def integers(self) -> tuple[int, int]:
