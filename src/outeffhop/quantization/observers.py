@@ -96,7 +96,7 @@ def percentile_range(x: Tensor, spec: Uniform, percentile: float) -> tuple[Tenso
 
 
 def mse_range(x: Tensor, spec: Uniform) -> tuple[Tensor, Tensor]:
-    """The part of [min, max], both ends shrunk alike, whose grid has the smallest squared error on x."""
+    """The part of [min, max], both ends shrunk by one factor, whose grid has the smallest squared error on x."""
     low, high = spec.minmax(x)
     values = x.float()
     best = torch.full_like(low, torch.inf)
