@@ -1,46 +1,46 @@
-# `make demo` and `make test` set up .venv by themselves; nothing else needs installing.
+# Every target that needs .venv creates it first; nothing else has to be installed by hand.
 PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: help setup demo test test-slow tiny wheel test-versions coverage fuzz lint format docs bench clean
 
-help: ## what can be made
+help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 setup: .venv/.installed ## the virtual environment with everything in it
 
-# torch goes first and alone: asked for together with others, pip may take a build with gigabytes of CUDA packages
+# torch is installed first and on its own: together with others, pip may choose a build with gigabytes of CUDA packages
 .venv/.installed: pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or say make PYTHON=..."; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or run make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: setup ## a small OPT with softmax and with softmax1: outliers, 8 bits; minutes; demo/report.html
+demo: setup ## a small OPT with softmax and with softmax1: outliers and 8 bits; takes minutes, writes demo/report.html
 	$(BIN)/python examples/demo.py
 
 # COVERAGE=1 counts the lines of src that run, in every process the tests start, and fails below 90 %
-test: setup ## every test but the slow ones
+test: setup ## every test except the slow ones
 	$(BIN)/python -m pytest -n 2 $(if $(COVERAGE),--cov --cov-report=term)
 
-coverage: ## the same, and which share of src it runs
+coverage: ## the same, and how much of src it covers
 	$(MAKE) test COVERAGE=1
 
-fuzz: setup ## the fuzz tests, twenty times as many cases
+fuzz: setup ## the fuzz tests with twenty times as many cases
 	OUTEFFHOP_FUZZ=20 $(BIN)/python -m pytest -n 2 tests/hardening/test_fuzz_*.py
 
 test-slow: setup ## the long checks, some on a real checkpoint; more with OUTEFFHOP_DATA=folder
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,checkpoint]'
 	$(BIN)/python -m pytest -n 2 -m slow
 
-test-versions: setup ## the tests on the oldest and newest torch and transformers; makes environments of gigabytes
+test-versions: setup ## the tests on the oldest and newest torch and transformers; creates environments of gigabytes
 	$(BIN)/python tools/versions.py
 
-tiny: setup ## every table and figure of the paper at tiny scale, on CPU, into build/tiny; hours, can be killed and goes on
+tiny: setup ## every table and figure of the paper at tiny scale, on CPU, into build/tiny; takes hours, resumes if interrupted
 	$(BIN)/outeffhop reproduce all --scale tiny --seeds 1 --workers 2 --out build/tiny
 
-wheel: setup ## sdist and wheel into dist/, tried in an empty environment
+wheel: setup ## sdist and wheel into dist/, tested in an empty environment
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python -m pytest -m '' tests/packaging
 
@@ -49,14 +49,14 @@ lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: setup ## let ruff rewrite the code
+format: setup ## format the code with ruff
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 docs: setup ## the documentation as a site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: setup ## attention's cost here against vanilla attention; writes benchmarks/results/
+bench: setup ## what attention costs on this machine, against vanilla attention; writes benchmarks/results/
 	$(BIN)/python benchmarks/attention.py
 
 clean: ## remove what the other targets made

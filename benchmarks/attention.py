@@ -25,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from outeffhop.ops import attention, explain
 from outeffhop.ops.dispatch import BACKENDS
 
-# (B, H, S, D), one query over S keys where "decode" is said
+# (B, H, S, D); with "decode", one query over S keys
 GPU_SHAPES = [(64, 12, 128, 64), (32, 12, 512, 64), (8, 16, 2048, 64), (4, 16, 4096, 128), (1, 16, 16384, 128)]
 CPU_SHAPES = [(16, 12, 128, 64), (4, 12, 512, 64), (1, 8, 2048, 64), (1, 2, 4096, 128)]
 KINDS = ["full", "causal"]
@@ -36,7 +36,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--quick", action="store_true", help="two small shapes, half a minute")
+    parser.add_argument("--quick", action="store_true", help="only two small shapes; takes half a minute")
     parser.add_argument("--seconds", type=float, default=1.0, help="measuring time per contender (default 1)")
     parser.add_argument("--out", type=Path, help="result file; default benchmarks/results/attention-DEVICE.json")
     arguments = parser.parse_args()
@@ -48,7 +48,7 @@ def main() -> None:
     for shape, kind in cases(device, arguments.quick):
         rows += measure_case(shape, kind, device, arguments.seconds)
         show([row for row in rows if row["shape"] == list(shape) and row["kind"] == kind])
-        if out is not None:  # after every case: a run that is stopped keeps what it has
+        if out is not None:  # after every case, so that an interrupted run keeps its results
             keep(out, {"question": __doc__.splitlines()[0], **environment(device), "rows": rows})
     if out is not None:
         print(f"\nwritten to {out}")
@@ -134,7 +134,7 @@ def contenders(query: Tensor, key: Tensor, value: Tensor, extra: dict[str, Any])
 
         try:
             vanilla(query, key, value)
-        except RuntimeError:  # this kernel does not serve the call
+        except RuntimeError:  # this kernel cannot serve the call
             continue
         found[f"sdpa {backend.name.split('_')[0].lower()}"] = vanilla
     found["sdpa"] = lambda q, k, v: scaled_dot_product_attention(q, k, v, **extra)

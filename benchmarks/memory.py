@@ -5,7 +5,7 @@
 One OutEffHop update of 4,096 queries of size 64 over 1,000 to 1,000,000 patterns, three ways in one run:
 "fused" is HopfieldMemory.retrieve; "plain" writes the matrix of scores and takes softmax_n of it; "plain dense"
 does so with torch.softmax, which has no no-op pattern: the least that writing the matrix can cost. The MiB are
-those one update takes at its peak beyond patterns and queries, its result included.
+what one update takes at its peak beyond patterns and queries, including its result.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def ways(patterns: int, queries: int, device: str, dtype: torch.dtype) -> dict[s
 def measure_case(patterns: int, queries: int, device: str, dtype: torch.dtype) -> dict[str, Any]:
     contenders = ways(patterns, queries, device, dtype)
     matrix = queries * patterns * dtype.itemsize
-    rounds = 10 if matrix < 1e9 else 3  # seconds a call there
+    rounds = 10 if matrix < 1e9 else 3  # larger ones take seconds per call
     samples = times(contenders, device, rounds=rounds)
     milliseconds = {name: statistics.median(s) for name, s in samples.items()}
     row: dict[str, Any] = {
@@ -100,7 +100,7 @@ def backend(device: str, dtype: torch.dtype) -> str:
 
 
 def peak(way: str, patterns: int, queries: int, device: str, dtype: torch.dtype, work: Work) -> float:
-    """The MiB of one update; on the CPU in a process of its own.
+    """The MiB of one update; on the CPU measured in a separate process.
 
     glibc keeps freed blocks for the next call, whose memory then seems to cost nothing; with the threshold set,
     each block of 64 KiB or more comes from the system and goes back to it.

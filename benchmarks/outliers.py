@@ -2,9 +2,9 @@
 
     python benchmarks/outliers.py [--device cuda] [--out FILE]
 
-``plain`` runs the model as it was built (sdpa, or the method's fused kernel), ``tensors`` measures the paper's
-tensors alone, ``tensors and heads`` all that ``outliers.measure`` does. Weights are random. Beside the time that
-passed stands the processor's own, which other work on the machine touches less.
+``plain`` runs the model as it was built (sdpa, or the method's fused kernel), ``tensors`` measures only the paper's
+tensors, ``tensors and heads`` does all that ``outliers.measure`` does. Weights are random. Processor time is given
+next to elapsed time, because other work on the machine affects it less.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--seconds", type=float, default=6.0, help="measuring time per contender (default 6)")
     parser.add_argument("--rounds", type=int, default=12, help="turns each contender takes (default 12)")
-    parser.add_argument("--threads", type=int, help="of the processor; default torch's")
+    parser.add_argument("--threads", type=int, help="CPU threads; default torch's")
     parser.add_argument("--out", type=Path, help="result file; default benchmarks/results/outliers-DEVICE.json")
     arguments = parser.parse_args()
     if arguments.threads:

@@ -3,8 +3,8 @@
     python benchmarks/training_loop.py [--device cuda] [--compile] [--out FILE]
 
 Tiny OPT in fp32 on a CPU, small OPT in bf16 autocast on a GPU. The two take turns, round after round, each
-beginning anew from the same weights; what is timed are the steps between two lines of metrics, the first of
-them left out. Both see the same batches in the same order, and their losses are compared, too.
+starting from the same weights. The steps between two lines of metrics are timed, except those before the first
+line. Both see the same batches in the same order, and their losses are compared as well.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ Windows = tuple[list[float], list[float]]  # seconds of a step and mean loss bet
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=list(SETTINGS))
-    parser.add_argument("--preset", help="tiny, small or paper, if not the device's own")
+    parser.add_argument("--preset", help="tiny, small or paper; default depends on the device")
     parser.add_argument("--method", default="outeffhop")
-    parser.add_argument("--compile", action="store_true", help="both by torch.compile")
-    parser.add_argument("--rounds", type=int, default=8, help="turns of each (default 8)")
-    parser.add_argument("--threads", type=int, help="of PyTorch on a CPU; default its own choice")
+    parser.add_argument("--compile", action="store_true", help="compile both with torch.compile")
+    parser.add_argument("--rounds", type=int, default=8, help="turns that each takes (default 8)")
+    parser.add_argument("--threads", type=int, help="PyTorch's threads on a CPU; default its own choice")
     parser.add_argument("--out", type=Path, help="result file; default benchmarks/results/training-loop-DEVICE.json")
     arguments = parser.parse_args()
     if arguments.threads:
@@ -90,7 +90,7 @@ def _config(arguments: argparse.Namespace, folder: Path) -> RunConfig:
     text = folder / "text.txt"
     text.write_text("\n\n".join(pydoc_data.topics.topics.values()) * copies)
     steps = every * lines
-    # neither evaluates, saves or measures before the last step, whose time is not looked at
+    # neither evaluates, saves or measures before the last step, whose time is not used
     rare = dict(max_steps=steps, log_steps=every, eval_steps=steps, save_steps=steps, outlier_steps=0, eval_batches=1)
     return resolve(
         RunConfig(
@@ -113,7 +113,7 @@ def ours(config: RunConfig, turn: int) -> Windows:
 
 
 def by_hand(config: RunConfig, prepared: Prepared, device: str) -> Windows:
-    """What one would write for this model and no other."""
+    """The loop one would write for this model only."""
     settings = config.train
     transformers.set_seed(settings.seed)
     net: Any = build(config, prepared.changes).to(device).train()

@@ -33,14 +33,14 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--size", default="paper", choices=presets.SIZES)
     parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), help=f"beside {BASE}")
-    parser.add_argument("--batch", type=int, help="sequences in a batch, if not the usual")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help=f"methods to measure besides {BASE}")
+    parser.add_argument("--batch", type=int, help="sequences in a batch; default depends on the model")
     parser.add_argument("--seconds", type=float, default=6.0, help="measuring time per contender (default 6)")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--out", type=Path, help="result file; default benchmarks/results/training-step-DEVICE.json")
     arguments = parser.parse_args()
     device = arguments.device
-    # the contenders share a model's code, which Dynamo compiles anew for each
+    # the contenders share a model's code, which Dynamo compiles again for each
     torch._dynamo.config.recompile_limit = 64
     out = arguments.out or Path(__file__).parent / "results" / f"training-step-{device}.json"
     result = {
@@ -100,7 +100,7 @@ def measure(model: str, length: int, batch: int, arguments: argparse.Namespace) 
 def step(model: str, name: str, length: int, batch: int, arguments: argparse.Namespace) -> Callable[[], None]:
     device = arguments.device
     torch.manual_seed(0)
-    # dropout off: where it is on, PyTorch picks other kernels, for sdpa and ours alike
+    # dropout is off: with it, PyTorch chooses other kernels, for sdpa and for ours
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0} if model == "bert" else {}
     if name == BASE:
         settings = presets.config(model, arguments.size, **off)
@@ -129,7 +129,7 @@ def step(model: str, name: str, length: int, batch: int, arguments: argparse.Nam
 
 
 def _peak(work: Any, device: str) -> float:
-    """MiB of one step at its peak: what it takes beyond what lay there, and its own weights and AdamW's two moments."""
+    """MiB of one step at its peak: what it takes beyond what was in use, plus its weights and AdamW's two moments."""
     if device != "cuda":
         return 0.0
     torch.cuda.synchronize()

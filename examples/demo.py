@@ -4,9 +4,9 @@
 
 A small OPT is trained twice on text that comes with Python, with softmax and with softmax1 (OutEffHop); outliers are
 watched as they grow, both models are quantized to 8 bits, and half-hidden digits are retrieved from memories of every
-kind. What was found is printed, and drawn in OUT/report.html. A demo that was stopped goes on where it was.
+kind. The results are printed, and written with figures to OUT/report.html. A demo that was stopped resumes.
 
-The text is small and is learnt by heart; perplexity is that of the text learnt, and says nothing of any other.
+The text is small and the models memorize it. Perplexity is measured on the training text and says nothing about others.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ ABOUT = "A tiny OPT trained with softmax and with softmax1: its outliers, and wh
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for all of it (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=1200, help="of training, for each model (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for all results (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=1200, help="training steps of each model (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; numbers mean nothing")
     arguments = parser.parse_args()
     steps = 4 if arguments.quick else arguments.steps
@@ -88,7 +88,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         for method, values in models.items()
     ]
     note = (
-        "Perplexity on the text learnt; W8A8: everything of the model in 8 bits that the paper quantizes, per tensor; "
+        "Perplexity on the training text; W8A8: everything that the paper quantizes in 8 bits, per tensor; "
         "± over three calibration draws."
     )
     digits = ["model", "β", "mean squared error", "digits found", "no-op weight of the negative"]

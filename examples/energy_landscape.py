@@ -3,9 +3,9 @@
     python examples/energy_landscape.py --out energy_landscape.png
 
 Left, the dense model: every query falls to a pattern. Middle, OutEffHop with one no-op pattern Ω: the energy is
-flatter about the no-op point, x = 0, but that is no minimum yet. Right, one Ω for each of 40 outliers (lse_K): the
-no-op point has a basin of its own, and queries that resemble no pattern fall into it. The table says so in one
-number: the largest eigenvalue of T's Jacobian at the no-op point, which attracts where it is below 1.
+flatter around the no-op point, x = 0, but that is not a minimum yet. Right, one Ω for each of 40 outliers (lse_K): the
+no-op point has its own basin, and queries that resemble no pattern fall into it. The table shows this in one
+number: the largest eigenvalue of T's Jacobian at the no-op point, which attracts if it is below 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from outeffhop.memory import HopfieldMemory
 
 BETA, EDGE = 8.0, 1.45
-# Okabe and Ito's colours, which every kind of colour vision tells apart
+# Okabe and Ito's colours, which people with any colour vision can tell apart
 ORANGE, SKY, BLACK = "#E69F00", "#56B4E9", "#000000"
 PANELS = {
     "vanilla": "Dense",
@@ -41,7 +41,7 @@ def stored() -> Tensor:
 
 
 def queries() -> Tensor:
-    """One near each pattern, and a ring about the no-op point."""
+    """One near each pattern, and a ring around the no-op point."""
     near = stored() * 1.25 + torch.tensor([[0.3, 0.0], [0.1, -0.25], [0.0, 0.3]], dtype=torch.float64)
     angle = torch.arange(6, dtype=torch.float64) * (math.pi / 3) + 0.35
     return torch.cat([near, 0.42 * torch.stack([angle.cos(), angle.sin()], 1)])

@@ -3,12 +3,12 @@
     python examples/finetune_converted.py path/to/checkpoint --data text.txt --out runs/converted
 
 CHECKPOINT is a folder that save_pretrained wrote, of a masked or causal language model with its tokenizer. Changed at
-once, every head would lose the weight that the no-op takes; the row "at once" says what that costs. Instead it is
+once, every head would lose the weight that the no-op takes; the row "at once" shows what that costs. Instead it is
 converted to the same function (the no-op's score, log n, far below all others), and a schedule raises that score to
-the method's own while a plain transformers Trainer fine-tunes. A twin that keeps softmax tells what the data alone did.
+the method's own while a plain transformers Trainer fine-tunes. A twin that keeps softmax shows the effect of the data.
 
-Without CHECKPOINT a tiny OPT with softmax is trained first; it stands in for yours, and its numbers say nothing of
-models worth having. The last table has each model's metric, outliers and metric in W8A8; it is also in
+Without CHECKPOINT a tiny OPT with softmax is trained first; it stands in for yours, and its numbers say nothing about
+real models. The last table has each model's metric, outliers and metric in W8A8; it is also in
 OUT/numbers.json, and the converted model in OUT/model.
 """
 
@@ -34,7 +34,7 @@ BATCH = 16
 
 
 def stand_in(data: str, length: int, out: Path, steps: int) -> Path:
-    """A checkpoint where none was given."""
+    """A checkpoint to use if none was given."""
     print(f"no checkpoint was given: a tiny OPT with softmax is trained for {steps} steps and stands in for it")
     how = TrainConfig(max_steps=steps, warmup_steps=min(100, steps // 4), eval_steps=steps, eval_batches=4)
     samples = DataConfig(length=length)
@@ -54,7 +54,7 @@ def fine_tune(model: Any, prepared: Prepared, steps: int, lr: float, out: Path, 
         report_to="none",
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),
-        remove_unused_columns=False,  # the collator wants whole samples
+        remove_unused_columns=False,  # the collator needs whole samples
         seed=0,
     )
     set_seed(0)  # the twins see the same masks and dropout
@@ -82,12 +82,12 @@ def numbers(model: Any, prepared: Prepared, count: int, seeds: int) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", nargs="?", type=Path, help="folder; without it a small model is trained first")
-    parser.add_argument("--data", default="builtin:text", help="to fine-tune on, as in `outeffhop data` (%(default)s)")
+    parser.add_argument("--data", default="builtin:text", help="training data, as in `outeffhop data` (%(default)s)")
     parser.add_argument("--method", default="outeffhop", help="outeffhop, gated or gated-outeffhop (%(default)s)")
-    parser.add_argument("--steps", type=int, default=200, help="of fine-tuning; the sink rises over the first half")
+    parser.add_argument("--steps", type=int, default=200, help="fine-tuning steps; the sink rises over the first half")
     parser.add_argument("--lr", type=float, default=5e-4, help="highest learning rate (%(default)s)")
-    parser.add_argument("--length", type=int, default=128, help="tokens of a sample (%(default)s)")
-    parser.add_argument("--batches", type=int, default=8, help="to measure on (%(default)s)")
+    parser.add_argument("--length", type=int, default=128, help="tokens per sample (%(default)s)")
+    parser.add_argument("--batches", type=int, default=8, help="batches to measure on (%(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and the numbers")
     given = parser.parse_args()
 

@@ -3,11 +3,11 @@
     python examples/forecast_series.py --out runs/forecast
     python examples/forecast_series.py --data ETTh1.csv --in-len 168 --out runs/etth1
 
-DATA is `builtin:series` (seven made-up series of hours, with daily and weekly waves, a trend and noise) or a CSV file
-with a date column and one column per series. The model is trained with each METHOD and then asked for windows of the
-test rows that it has never seen. "yesterday again", which copies the last 24 rows, is what any model must beat.
+DATA is `builtin:series` (seven synthetic hourly series, with daily and weekly waves, a trend and noise) or a CSV file
+with a date column and one column per series. The model is trained with each METHOD and then forecasts windows of the
+test rows, which it has never seen. "yesterday again", which copies the last 24 rows, is the baseline to beat.
 
-The last table has the errors, of values scaled by what the training rows show, and the outliers; it is also in
+The last table has the errors, of values scaled by the training rows, and the outliers; it is also in
 OUT/numbers.json. OUT/forecast.png has the first series of one window, OUT/METHOD the runs.
 """
 
@@ -44,7 +44,7 @@ def fit(method: str, given: argparse.Namespace) -> RunFolder:
     samples = DataConfig(in_len=given.in_len, out_len=given.out_len)
     out = given.out / method
     config = RunConfig("stanhop", "tiny", method, given.data, str(out), train=settings, samples=samples)
-    train(config, resume=True)  # what an earlier call has finished is not trained again
+    train(config, resume=True)  # a run that has finished is not trained again
     return RunFolder(out)
 
 
@@ -55,7 +55,7 @@ def yesterday(past: Tensor, length: int) -> Tensor:
 
 
 def draw(past: Tensor, future: Tensor, forecasts: dict[str, Tensor], out: Path) -> None:
-    """One series: what was given, what came, and what each forecast said."""
+    """Draws one series: the rows given, the rows that followed, and each forecast."""
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     axes = figure.subplots()
     hours = torch.arange(-len(past), len(future))
@@ -74,12 +74,12 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["vanilla", "outeffhop"], help="as in `outeffhop methods`")
     parser.add_argument("--in-len", type=int, default=48, help="rows given, at least a day (default %(default)s)")
     parser.add_argument("--out-len", type=int, default=24, help="rows to forecast (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=400, help="of training, each method (default %(default)s)")
-    parser.add_argument("--batches", type=int, default=16, help="of 32 test windows (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=400, help="training steps of each method (default %(default)s)")
+    parser.add_argument("--batches", type=int, default=16, help="batches of 32 test windows (default %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs, the figure and the numbers")
     given = parser.parse_args()
     if given.in_len < DAY:
-        parser.error(f"--in-len {given.in_len}: a day, {DAY} rows, is the least")
+        parser.error(f"--in-len {given.in_len}: must be at least {DAY}, one day")
 
     rows: dict[str, dict[str, float]] = {}
     shown: dict[str, Tensor] = {}

@@ -2,12 +2,12 @@
 
     python examples/pretrain_and_quantize.py --steps 500 --out runs/compared
 
-Everything by the Python API: `train` makes a run of each method with one seed, so that the models begin with the same
+Everything uses the Python API: `train` makes a run of each method with one seed, so that the models begin with the same
 weights and see the same batches; `measure` finds their outliers; `evaluate` simulates W8A8 as the paper does, over
 three draws of calibration data.
 
 A tiny model, trained for a few hundred steps, has few outliers and loses little to 8 bits with either method. To see
-the difference the paper is about, give it a GPU: `--preset small` and some thousand steps.
+the difference the paper is about, use a GPU: `--preset small` and a few thousand steps.
 
 The last table is also in OUT/numbers.json; each run, with its model, is a folder of OUT.
 """
@@ -27,7 +27,7 @@ from outeffhop.quantization import evaluate
 
 
 def pretrain(method: str, given: argparse.Namespace) -> RunFolder:
-    """A run of one method; the recipe of the model and its size fills in what is not said here."""
+    """A run of one method; the recipe of the model and its size fills in all other settings."""
     config = RunConfig(
         model=given.model,
         preset=given.preset,
@@ -37,7 +37,7 @@ def pretrain(method: str, given: argparse.Namespace) -> RunFolder:
         train=TrainConfig(
             max_steps=given.steps,
             warmup_steps=given.steps // 10,
-            eval_steps=given.steps,  # only the last step's numbers are wanted
+            eval_steps=given.steps,  # only the last step's numbers are needed
             eval_batches=given.batches,
             outlier_steps=0,
             log_steps=max(given.steps // 5, 1),
@@ -45,7 +45,7 @@ def pretrain(method: str, given: argparse.Namespace) -> RunFolder:
         ),
         samples=DataConfig(length=given.length),
     )
-    train(config, resume=True)  # what an earlier call has finished is not trained again
+    train(config, resume=True)  # a run that has finished is not trained again
     return RunFolder(given.out / method)
 
 
@@ -59,9 +59,11 @@ def main() -> None:
     parser.add_argument("--preset", choices=("tiny", "small", "paper"), default="tiny", help="(default %(default)s)")
     parser.add_argument("--methods", nargs="+", default=["vanilla", "outeffhop"], help="as in `outeffhop methods`")
     parser.add_argument("--data", default="builtin:text", help="text, as in `outeffhop data` (default %(default)s)")
-    parser.add_argument("--length", type=int, default=None, help="tokens of a sample (default: the recipe's)")
-    parser.add_argument("--steps", type=int, default=300, help="of training, each method (default %(default)s)")
-    parser.add_argument("--batches", type=int, default=16, help="to measure and calibrate on (default %(default)s)")
+    parser.add_argument("--length", type=int, default=None, help="tokens per sample (default: the recipe's)")
+    parser.add_argument("--steps", type=int, default=300, help="training steps of each method (default %(default)s)")
+    parser.add_argument(
+        "--batches", type=int, default=16, help="batches to measure and calibrate on (default %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs and the numbers")
     given = parser.parse_args()

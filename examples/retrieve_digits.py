@@ -4,7 +4,7 @@
 
 A hundred 8×8 digits are stored; a query shows the upper half of one. The last query is the negative of a digit,
 unlike anything stored: models without a no-op pattern must answer with some digit all the same (the polynomial one,
-blind to the sign, with a negative), OutEffHop answers with nothing. Below each answer stands its squared error, summed
+blind to the sign, with a negative), OutEffHop answers with nothing. Below each answer is its squared error, summed
 over pixels in [0, 1].
 """
 
@@ -23,8 +23,7 @@ from torch import Tensor
 from outeffhop.memory import HopfieldMemory
 
 PATTERNS = 100
-# A method and its β: sparse weights tell scores apart at a smaller β, and polynomial weights know none; there the
-# order plays its part.
+# A method and its β: sparse weights separate scores at a smaller β, and polynomial weights have an order instead of β.
 MODELS = {
     "Dense": ("vanilla", 8.0),
     "OutEffHop": ("outeffhop", 8.0),
@@ -45,7 +44,7 @@ def load() -> tuple[Tensor, Tensor]:
 
 
 def hide_lower_half(images: Tensor) -> Tensor:
-    """0 is the mean grey, so a hidden pixel speaks for no pattern and against none."""
+    """0 is the mean grey, so a hidden pixel counts neither for nor against any pattern."""
     visible = torch.ones(8, 8)
     visible[4:] = 0
     return images * visible.reshape(64)
@@ -67,12 +66,12 @@ Rows = dict[str, tuple[Tensor, Tensor | None]]  # name → images and, of answer
 
 
 def compare() -> tuple[Rows, list[tuple[str, str, float, str, float]], float]:
-    """What every model answers: as pictures, as a table, and the grey that the pictures are without."""
+    """The answers of every model as images and as a table, and the mean grey that is subtracted from the images."""
     pixels, labels = load()
     grey = pixels.mean()
     patterns = pixels - grey
     shown = torch.stack([(labels == digit).nonzero()[0, 0] for digit in range(10)])
-    targets = torch.cat([patterns[shown], torch.zeros(1, 64)])  # to the last query nothing is the right answer
+    targets = torch.cat([patterns[shown], torch.zeros(1, 64)])  # the right answer to the last query is nothing
     queries = torch.cat([hide_lower_half(patterns[shown]), -patterns[shown[:1]]])
     rows: Rows = {"wanted": (targets, None), "query": (queries, None)}
     table = []

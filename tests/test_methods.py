@@ -64,7 +64,7 @@ def test_the_papers_six_come_first():
         ("outeffhop(sink=lerned)", ["'lerned'", "'learned'"]),
         ("outeffhop(n=0, sink=learned)", ["n=0"]),
         ("outeffhop(4)", ["'4'", "parameter=value"]),
-        ("outeffhop(n=1, n=2)", ["'n' twice"]),
+        ("outeffhop(n=1, n=2)", ["'n' is given twice"]),
         ("outeffhop(n=1", ["form"]),
         ("clipped(gamma=0.5)", ["gamma=0.5"]),
         ("clipped(zeta=0.5)", ["zeta=0.5"]),

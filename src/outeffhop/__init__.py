@@ -66,7 +66,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
 
 @wrapt.when_imported("transformers.modeling_utils")
 def _register(_: Any) -> None:
-    """Makes the methods known to transformers, right now if it is loaded already."""
+    """Makes the methods known to transformers, immediately if it is already loaded."""
     from outeffhop.models.registration import register
 
     register()

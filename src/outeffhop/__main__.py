@@ -1,4 +1,4 @@
-"""``python -m outeffhop``: the command line where the script is not on the path."""
+"""``python -m outeffhop``: the command line if the script is not on the path."""
 
 import sys
 

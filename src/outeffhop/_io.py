@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all, manifests that tell whether a folder is still whole, and JSON.
+"""Files that are written whole or not at all, manifests that show whether a folder is still intact, and JSON.
 
 A file or folder is written under a temporary name beside its place and then renamed. A process that is killed, or a
-disk that is full, leaves what was there before.
+disk that is full, leaves the old file or folder unchanged.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def publish(side: Path, place: Path) -> None:
 
 
 def write_manifest(folder: Path, about: Any = None) -> None:
-    """Notes the size and SHA-256 of every file of a folder in its manifest.json, with what ``about`` says of them."""
+    """Notes the size and SHA-256 of every file of a folder in its manifest.json, together with ``about``."""
     files = {
         str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": checksum(path)}
         for path in sorted(folder.rglob("*"))

@@ -10,7 +10,7 @@ from types import ModuleType
 
 __all__ = ["check_utf8", "did_you_mean", "known", "require"]
 
-# where pip's name of a package is not the one it is imported by
+# packages that pip knows by another name than the one they are imported by
 _PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn"}
 
 

@@ -1,8 +1,8 @@
-"""The mathematics: normalizers of attention scores, and the reference of every test.
+"""Normalizers of attention scores: the mathematics of every method, and the reference that tests compare with.
 
 Each function takes scores ``x`` and normalizes over ``dim``. Half precision is computed in
-float32, as ``torch.softmax`` does. A row of nothing but −inf (no key takes part) gives weights 0
-with gradient 0: attention to nothing is nothing.
+float32, as ``torch.softmax`` does. A row in which every score is −inf (no key takes part) gets
+weights 0 with gradient 0.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def clipped_softmax(
     """clip((ζ − γ)·softmax_n(x) + γ, 0, 1): weights that reach exactly 0 (γ < 0) and 1 (ζ > 1)."""
     if not (-math.inf < gamma <= 0.0 and 1.0 <= zeta < math.inf):
         raise ValueError(
-            f"clipped_softmax stretches outwards: finite gamma <= 0 and zeta >= 1, got gamma={gamma}, zeta={zeta}"
+            f"gamma={gamma}, zeta={zeta}: must be finite with gamma <= 0 and zeta >= 1, as clipping stretches outwards"
         )
     out_dtype = x.dtype if dtype is None else dtype
     p = softmax_n(x, n, dim=dim, dtype=_compute_dtype(out_dtype))
@@ -95,8 +95,8 @@ def entmax(x: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
     Args:
         alpha: a number ≥ 1, or a tensor > 1 that broadcasts against ``x`` with ``dim`` reduced to
             size 1; a tensor gets its gradient (the learned α of the generalized sparse model). Values of a
-            tensor below 1.001 (of float64 scores 1.000001) are taken as that: nearer to softmax rounding is
-            all that α's gradient would hold.
+            tensor below 1.001 (1.000001 for float64 scores) are raised to it: closer to softmax, α's gradient
+            would be only rounding error.
     """
     out_dtype = x.dtype
     compute_dtype = _compute_dtype(out_dtype)
@@ -105,13 +105,13 @@ def entmax(x: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
         _check_rows("alpha", alpha, x, dim)
         alpha = alpha.to(compute_dtype)
         nearest = alpha.detach().clamp(min=1.0 + (1e-6 if compute_dtype == torch.float64 else 1e-3))
-        alpha = alpha + (nearest - alpha.detach())  # the gradient goes on, so that α can come back
+        alpha = alpha + (nearest - alpha.detach())  # the gradient still reaches α, so that it can grow again
     else:
         if not 1.0 <= alpha < math.inf:
             raise ValueError(f"alpha={alpha}: entmax needs a finite alpha >= 1")
-        if alpha - 1.0 < 1e-8:  # 1 to rounding
+        if alpha - 1.0 < 1e-8:  # equal to 1 up to rounding
             return softmax_n(x, 0.0, dim=dim)
-        if alpha < 1.01:  # the power 1/(α − 1) magnifies rounding as much
+        if alpha < 1.01:  # the power 1/(α − 1) amplifies rounding errors
             compute_dtype = torch.float64
     if x.shape[dim] == 0:
         return x.clone()
@@ -123,7 +123,7 @@ def entmax(x: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
     top = x.detach().amax(dim, keepdim=True)
     top = torch.where(torch.isneginf(top), 0, top)
     reach = 2.0 / ((alpha.detach() if isinstance(alpha, Tensor) else alpha) - 1.0)
-    lost = ~torch.isfinite(top)  # NaN or +inf in a row: NaN for that row, where the package would index out of bounds
+    lost = ~torch.isfinite(top)  # NaN or +inf makes the whole row NaN; the package would index out of bounds
     x = torch.where(lost, 0, torch.where(absent, -reach, x - top))
     p = _Entmax.apply(x, alpha, dim)
     return p.masked_fill(absent, 0).masked_fill(lost, torch.nan).to(out_dtype)
@@ -166,12 +166,12 @@ class _Entmax(torch.autograd.Function):
 def below_sink(x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x − m, n = exp(sink − m) and m = max(sink, max_j x_j): a sink log n of any size, as the functions above take it.
 
-    They give softmax_n(x − m, n) = softmax over x and the sink, logsumexp_n(x − m, n) + m its logsumexp. Neither
-    n = exp(1e4) nor scores of 1 beside a sink of −1e30 survive in any other form. m carries no gradient.
+    softmax_n(x − m, n) is then softmax over x and the sink, and logsumexp_n(x − m, n) + m its logsumexp. Without the
+    shift, n = exp(1e4) would overflow, and scores of 1 would be lost beside a sink of −1e30. m carries no gradient.
 
     Args:
         x: [..., M], −inf where a key takes no part; normalized over the last dimension.
-        sink: broadcasts against x with its last dimension reduced to size 1; −inf is none.
+        sink: broadcasts against x with its last dimension reduced to size 1; −inf: no sink.
     """
     m = sink.detach() if x.shape[-1] == 0 else torch.maximum(x.detach().amax(-1, keepdim=True), sink.detach())
     m = torch.where(torch.isneginf(m), 0, m)
@@ -180,13 +180,13 @@ def below_sink(x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
     if not dtype.is_floating_point:  # the weights would be cut to 0 and 1
-        raise TypeError(f"scores of dtype {dtype}: a floating point dtype is needed, as x.float() has")
+        raise TypeError(f"x has dtype {dtype}: expected floating point; x.float() converts it")
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def _from_the_end(x: Tensor, dim: int) -> int:
-    """The dimension counted from the last, where it stays when n or α brings more dimensions in front."""
-    x.size(dim)  # refuses one that x does not have
+    """The dimension counted from the end, which stays the same when n or α adds dimensions in front."""
+    x.size(dim)  # raises if x has no such dimension
     return dim if dim < 0 else dim - x.dim()
 
 
@@ -196,8 +196,8 @@ def _as_count(n: float | Tensor, x: Tensor, dim: int) -> Tensor:
         return n.to(x.dtype)
     if not 0.0 <= n <= torch.finfo(x.dtype).max:
         raise ValueError(
-            f"n={n}: the number of no-op patterns is finite, also in {x.dtype}, and not negative; "
-            "attention takes its logarithm, of any size"
+            f"n={n}: the number of no-op patterns must be finite in {x.dtype} and not negative; "
+            "attention(..., sink=log n) takes n of any size"
         )
     return x.new_full((), n)
 
@@ -210,14 +210,14 @@ def _check_rows(name: str, t: Tensor, x: Tensor, dim: int) -> None:
     per_entry = t.dim() >= -dim and t.shape[dim] != 1
     if per_entry or any(a != b and a != 1 and b != 1 for a, b in sizes):
         raise ValueError(
-            f"{name} has shape {tuple(t.shape)}: it must broadcast against {tuple(rows)}, one for each row"
+            f"{name} has shape {tuple(t.shape)}: it must broadcast against {tuple(rows)}, one value per row"
         )
 
 
 def _shifted_sum(x: Tensor, n: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(x − m), n·exp(−m) + Σ_j exp(x_j − m), and the shift m that lets nothing overflow.
+    """exp(x − m), n·exp(−m) + Σ_j exp(x_j − m), and the shift m that prevents overflow.
 
-    m = max(0, max_j x_j), since the no-op patterns score 0; without any (n = 0) the maximum alone.
+    m = max(0, max_j x_j), since the no-op patterns score 0; without any (n = 0), m = max_j x_j.
     Every result below is invariant to m, so m carries no gradient.
     """
     if x.shape[dim] == 0:

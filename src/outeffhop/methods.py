@@ -212,25 +212,25 @@ class Method:
             raise TypeError(f"method={text!r} is a {type(text).__name__}: give a name such as 'outeffhop(n=4)'")
         match = re.fullmatch(r"\s*([^()\s]+)\s*(?:\((.*)\))?\s*", text)
         if match is None:
-            raise ValueError(f"method {text!r} is not of the form name or name(parameter=value, ...)")
+            raise ValueError(f"method={text!r}: must be of the form name or name(parameter=value, ...)")
         name, inside = match[1], match[2]
         if name not in METHODS:  # a method that a user added may be spelled in any way
             name = name.lower().replace("_", "-")
             name = _ALIASES.get(name, name)
         if name not in METHODS:
-            raise ValueError(f"method {match[1]!r} is unknown{_nearest(name, [*METHODS, *_ALIASES])}")
+            raise ValueError(f"method={match[1]!r} is unknown{_nearest(name, [*METHODS, *_ALIASES])}")
         entry = METHODS[name]
         given: dict[str, str] = {}
         for part in filter(None, (p.strip() for p in (inside or "").split(","))):
             parameter, sign, value = (p.strip() for p in part.partition("="))
             if not sign:
-                raise ValueError(f"method {text!r}: {part!r} is not of the form parameter=value")
+                raise ValueError(f"method={text!r}: {part!r} must be of the form parameter=value")
             if parameter not in entry.parameters:
                 raise ValueError(
                     f"method {name!r} has no parameter {parameter!r}{_nearest(parameter, entry.parameters)}"
                 )
             if parameter in given:
-                raise ValueError(f"method {text!r} gives {parameter!r} twice")
+                raise ValueError(f"method={text!r}: {parameter!r} is given twice")
             given[parameter] = value
         return entry.with_parameters(given)
 
@@ -365,8 +365,7 @@ def _format(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
-def _nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
-    if not known:
+def _nearest(word: str, names: list[str] | tuple[str, ...]) -> str:
+    if not names:
         return "; it has no parameters"
-    near = did_you_mean(word, known, n=3)
-    return f"; choose from {', '.join(known)}" if near == "." else near
+    return f"{did_you_mean(word, names, n=3)} Available: {', '.join(names)}"

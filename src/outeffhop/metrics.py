@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from outeffhop._naming import known
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -39,9 +41,9 @@ def task_of(model_or_config: PreTrainedModel | PreTrainedConfig) -> str:
         for task, (_, architecture) in TASKS.items():
             if architecture in name:
                 return task
-    known = ", ".join(f"…{architecture} learns {task}" for task, (_, architecture) in TASKS.items())
+    learned = ", ".join(f"…{architecture} learns {task}" for task, (_, architecture) in TASKS.items())
     raise ValueError(
-        f"no task is known for the architecture {', '.join(names) or 'of this config, which names none'}: {known}"
+        f"no task is known for the architecture {', '.join(names) or 'of this config, which names none'}: {learned}"
     )
 
 
@@ -63,19 +65,16 @@ def metric_for(task: str, reference: nn.Module | None = None) -> Metric:
             "embedding" the SQNR of the last hidden state against the reference's.
         reference: the model in floating point, for "embedding".
     """
+    known("task", task, [*TASKS, "embedding"])
     if task in ("mlm", "clm"):
         return _Perplexity(shifted=task == "clm")
     if task == "classification":
         return _accuracy
     if task == "forecasting":
         return _errors
-    if task == "embedding":
-        if reference is None:
-            raise ValueError(
-                "reference=None: task='embedding' compares hidden states, pass the model in floating point"
-            )
-        return _Sqnr(reference)
-    raise ValueError(f"task={task!r} is unknown: choose from mlm, clm, classification, forecasting, embedding")
+    if reference is None:
+        raise ValueError("reference=None: task='embedding' compares hidden states; pass the model in floating point")
+    return _Sqnr(reference)
 
 
 def to_device(batch: Batch, model: nn.Module) -> dict[str, Tensor]:

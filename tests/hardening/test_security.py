@@ -242,7 +242,7 @@ def test_code_of_a_checkpoint_runs_where_it_is_asked_for(own_code, tmp_path, cap
 def test_code_is_refused_where_a_run_goes_on_from_it(own_code, tmp_path, capsys):
     command = ["train", "--model", "bert", "--data", "builtin:text", "--init", str(own_code)]
     assert main([*command, "--out", str(tmp_path / "run")]) == 2
-    assert "brings code of its own, 'own_code.OwnConfig', which is not run" in capsys.readouterr().err
+    assert "names code in its own folder, 'own_code.OwnConfig', which is not run" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
 
 
@@ -266,7 +266,7 @@ def test_code_from_elsewhere_is_refused_even_if_trusted(changes, own_code, tmp_p
 
 def test_code_of_a_tokenizer_is_refused(own_code, tmp_path):
     change(own_code / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own_code.Slow", "own_code.Fast"]})
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json brings code of its own, 'own_code\.Slow'"):
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json names code in its own folder, 'own_code\.Slow'"):
         load_tokenizer(own_code)
     assert not (tmp_path / "ran").exists()
 
@@ -318,7 +318,7 @@ def test_an_index_cannot_name_weights_of_another_folder(tmp_path):
         (tmp_path / "b").mkdir(exist_ok=True)
         save_file(load_file(tmp_path / "a" / first), tmp_path / "b" / first)
         index.write_text(json.dumps(content | {"weight_map": moved}))
-        with pytest.raises(ValueError, match="only files of its own folder are read"):
+        with pytest.raises(ValueError, match="only files in its own folder are read"):
             load_checkpoint(tmp_path / "a")
 
 

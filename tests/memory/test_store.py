@@ -404,7 +404,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: os.PathLike[str], monkeypat
     assert os.listdir(tmp_path) == ["memory.safetensors"]
     with pytest.raises(ValueError, match="is a folder"):
         old.save(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"there is no folder '.*nowhere'"):
+    with pytest.raises(FileNotFoundError, match=r"the folder '.*nowhere' does not exist"):
         old.save(os.path.join(tmp_path, "nowhere", "memory.safetensors"))
 
 

@@ -40,7 +40,7 @@ def build(name, method, dtype=torch.float64, seed=0):
 
 
 def methods_for(name):
-    """gpt-oss has sinks of its own: softmax methods take them, the others cannot. Qwen3 has QK-norm of its own."""
+    """gpt-oss has its own sinks: softmax methods take them, the others cannot. Qwen3 has its own QK-norm."""
     barred = {"gpt-oss": ("clipped", "learned"), "qwen3": ("qk_norm",)}.get(name, ())
     return [m for m in METHODS if not any(word in m for word in barred)]
 

@@ -110,7 +110,7 @@ def test_images_that_lie_one_behind_the_other():
 def test_attention_of_a_models_own_cannot_be_exchanged(settings):
     model = AutoModel.from_config(settings)
     assert not has_attention(model)
-    with pytest.raises(ValueError, match="its attention cannot be exchanged"):
+    with pytest.raises(ValueError, match="its attention cannot be replaced"):
         attention_modules(model)
 
 

@@ -391,7 +391,7 @@ def test_bad_runs_are_named(bert, tmp_path):
         exported.run({"pixel_values": torch.zeros(1, 3, 8, 8)})
     with pytest.raises(ValueError, match="precision='int4' is unknown"):
         exported.run(batch, "int4")
-    with pytest.raises(ValueError, match="holds no export"):
+    with pytest.raises(ValueError, match="is not an export"):
         Int8Model(tmp_path)
     with pytest.raises(ValueError, match="batches is empty"):
         measure_int8(bert[0], exported, [])

@@ -1,6 +1,6 @@
-"""The energies whose minimisation is retrieval.
+"""The energies that retrieval minimizes.
 
-With scores z = βΞx, the energy of every model except one is
+With scores z = βΞx, the energy of every model except the polynomial one is
 
     H(x) = −β⁻¹ Ψ*(z) + ½⟨x, x⟩ + Const,    Const = β⁻¹ Ψ*(0) + ½m²,
 
@@ -45,7 +45,7 @@ def why_no_energy(normalizer: Normalizer) -> str | None:
         return f"none is known for {kind} weights"
     return (
         f"{kind} weights are not the gradient of a function of the scores "
-        "(a clipped weight still affects the others), so retrieval minimises no energy"
+        "(a clipped weight still affects the others), so retrieval minimizes no energy"
     )
 
 

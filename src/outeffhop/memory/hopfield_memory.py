@@ -33,7 +33,7 @@ class HopfieldMemory:
 
     The method chooses w: "vanilla" or "dense" (softmax), "outeffhop" (softmax_n), "sparse"
     (sparsemax), "gsh" (entmax) and "polynomial", which each descend an energy (energy.py); the
-    clipped ones retrieve without one. What a method would learn stays at its start value. The
+    clipped ones retrieve without one. What a method would learn stays at its initial value. The
     polynomial model's weights do not depend on β.
 
     Softmax models retrieve through fused attention, whose memory is linear in queries and patterns; the
@@ -110,7 +110,7 @@ class HopfieldMemory:
             tol: a query is at rest once an update moves it by at most tol·max(1, ‖x‖); a tol below the
                 dtype's resolution is raised to that.
             max_steps: the limit with steps=None; a query that reaches it has converged False.
-            trace: also return the energies along the way, for one more evaluation.
+            trace: also return the energy before and after each update; this takes one more evaluation.
         """
         check_queries(x, self._active)
         if trace:
@@ -177,7 +177,7 @@ class HopfieldMemory:
         """Reads a saved memory; ValueError if the file is not one."""
         with saved.reading(path) as parts:
             memory = HopfieldMemory(*parts)
-        return memory.to(device)  # outside: a missing device is not the file's fault
+        return memory.to(device)  # outside the with: a missing device is not an error of the file
 
     def __len__(self) -> int:
         return len(self._stored)

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from outeffhop._naming import known
 from outeffhop.memory.arguments import check_patterns
 
 __all__ = ["NoOp", "check_indices", "check_size"]
@@ -129,8 +130,7 @@ def check_indices(indices: Tensor, size: int, name: str) -> Tensor:
 
 def _measured(patterns: Tensor, measure: str) -> Tensor:
     """Vectors whose inner products are the measure; half precision as float32."""
-    if measure not in ("cosine", "dot"):
-        raise ValueError(f"measure={measure!r}: choose 'cosine' or 'dot'")
+    known("measure", measure, ("cosine", "dot"))
     if patterns.dtype in (torch.float16, torch.bfloat16):
         patterns = patterns.float()
     if measure == "dot":

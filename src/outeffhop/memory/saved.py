@@ -30,7 +30,9 @@ def save(path: str | os.PathLike[str], stored: Tensor, beta: float, method: str,
     if target.exists() and not target.is_file():  # renaming a file would replace the device
         raise ValueError(f"path={str(target)!r} is a device or a pipe: give the name of a file")
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"path={str(target)!r}: there is no folder {str(target.parent)!r}, create it first")
+        raise FileNotFoundError(
+            f"path={str(target)!r}: the folder {str(target.parent)!r} does not exist; create it first"
+        )
     tensors = {"patterns": stored.contiguous()}
     metadata = {"format": _FORMAT, "beta": repr(beta), "method": method}
     if no_op is not None:
@@ -40,13 +42,13 @@ def save(path: str | os.PathLike[str], stored: Tensor, beta: float, method: str,
     try:
         with whole_file(target) as side:
             save_file(tensors, side, metadata)
-    except SafetensorError as error:  # safetensors' own name for an error of the system
+    except SafetensorError as error:  # safetensors' own class for errors of the system
         raise OSError(f"path={str(target)!r} could not be written: {error}") from error
 
 
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[tuple[Tensor, float, str, NoOp | None]]:
-    """Gives patterns, β, method and no-op patterns; any error in them becomes a ValueError that names the file."""
+    """Reads patterns, β, method and no-op patterns; any error in them becomes a ValueError that names the file."""
     source = Path(path)
     check_utf8("path", source)
     if not source.is_file():

@@ -119,7 +119,7 @@ class ShardedMemory:
         )
 
     def _take(self, patterns: Tensor, beta: float, method: str | Method, no_op: NoOp | None) -> dict[str, Any]:
-        """Checks this rank's arguments and returns what the other ranks need to know of them."""
+        """Checks this rank's arguments and returns what the other ranks need to know about them."""
         self.beta, self.method = check_beta(beta), check_method(method)
         if not isinstance(self.method.normalizer, SoftmaxN):
             raise ValueError(

@@ -61,7 +61,7 @@ def _check_files(folder: Path) -> int:
         names = [_WEIGHTS]
     for name in names:
         if Path(name).name != name:
-            raise ValueError(f"{folder / _INDEX} names {name!r}: only files of its own folder are read")
+            raise ValueError(f"{folder / _INDEX} names {name!r}: only files in its own folder are read")
         file = folder / name
         if not file.is_file():
             others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))

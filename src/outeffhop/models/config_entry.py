@@ -1,7 +1,7 @@
-"""What a config says of a method: ``config.outeffhop = {"format": 2, "method": "outeffhop(n=4)"}``.
+"""The entry of a config that names its method: ``config.outeffhop = {"format": 2, "method": "outeffhop(n=4)"}``.
 
-Beside it stands ``config.attn_implementation``, the method's name. transformers honours that field of ``config.json``
-when it loads a model, and refuses the checkpoint where this package is not imported.
+``config.attn_implementation`` beside it holds the method's name. transformers reads that field of ``config.json`` when
+it loads a model, and refuses the checkpoint if this package is not imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMAT = 2
 
 
 def method_of(config: PreTrainedConfig) -> Method | None:
-    """The method a config stands for, by its entry or by its attention implementation; None if it is none of ours."""
+    """The method a config names, by its entry or by its attention implementation; None if it names none of ours."""
     running = implementation(config)
     named = named_method(config)
     if running in METHODS and (named is None or named.name != running):
@@ -30,7 +30,7 @@ def method_of(config: PreTrainedConfig) -> Method | None:
 
 
 def named_method(config: PreTrainedConfig) -> Method | None:
-    """The method of the entry alone, whatever implementation runs."""
+    """The method that the entry names, whatever implementation runs."""
     entry = entry_of(config)
     return None if entry is None else Method.parse(entry["method"])
 

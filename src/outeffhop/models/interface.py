@@ -166,8 +166,6 @@ def _refuse(
             else f"a gate's openings reached {method}, which has no gate, in this {kind}"
         )
     if s_aux is not None and not isinstance(method.normalizer, SoftmaxN):
-        raise ValueError(
-            f"{kind} has sinks of its own (s_aux), which {method} does not support; vanilla and outeffhop do"
-        )
+        raise ValueError(f"{kind} has its own sinks (s_aux), which {method} does not support; vanilla and outeffhop do")
     if s_aux is not None and learned is not None:
-        raise ValueError(f"{kind} has sinks of its own (s_aux), which those of {method} would replace; use 'outeffhop'")
+        raise ValueError(f"{kind} has its own sinks (s_aux), which those of {method} would replace; use 'outeffhop'")

@@ -53,7 +53,7 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no attention module that is known to call transformers' attention interface "
-            "(ALL_ATTENTION_FUNCTIONS): its attention cannot be exchanged"
+            "(ALL_ATTENTION_FUNCTIONS): its attention cannot be replaced"
         )
     return found
 
@@ -164,7 +164,7 @@ def _check(name: str, module: nn.Module, method: Method) -> None:
     normalizer = method.normalizer
     if has_own_sinks(module) and (not isinstance(normalizer, SoftmaxN) or normalizer.learns is not None):
         raise ValueError(
-            f"{method} does not work with {name} ({kind}), which has learned sinks of its own: "
+            f"{method} does not work with {name} ({kind}), which has its own learned sinks: "
             "use 'outeffhop' or 'vanilla', gated or not"
         )
     if method.qk_norm != "none" and (own := _own_qk_norms(module)):
@@ -183,7 +183,7 @@ def _check(name: str, module: nn.Module, method: Method) -> None:
     if method.gate.gate != "constant" and calls.by_pieces:
         raise ValueError(
             f"{method} cannot gate {name} ({kind}): it calls the attention function once for each piece of its input, "
-            "but a gate has openings for the whole; use gate=constant, or a method without a gate"
+            "but a gate has openings for all of it; use gate=constant, or a method without a gate"
         )
     if method.gate.gate == "head" and getattr(module, "is_causal", True):  # transformers' default
         raise ValueError(_future(f"{method} cannot gate {name} ({kind})"))
@@ -192,7 +192,7 @@ def _check(name: str, module: nn.Module, method: Method) -> None:
 
 
 def has_own_sinks(module: nn.Module) -> bool:
-    """Whether the attention module has learned sinks of its own, as in gpt-oss; they replace the method's."""
+    """Whether the attention module has its own learned sinks, as in gpt-oss; they replace the method's."""
     calls = calls_of(module)
     return calls is not None and calls.own_sinks
 

@@ -1,6 +1,6 @@
-"""A model keeps its method through ``save_pretrained`` and ``from_pretrained``, or is refused.
+"""A model keeps its method through ``save_pretrained`` and ``from_pretrained``, or an error says why it cannot.
 
-A model's attention modules know their method: by their state, and by the implementation their config names.
+A model's attention modules know their method by their state, and by the implementation that their config names.
 ``describe`` writes it into ``model.config``, which transformers saves. ``restore`` adds the states when a model is
 built from such a config, before its weights are loaded. ``check_loaded`` refuses what does not match.
 """
@@ -35,7 +35,7 @@ def describe(model: PreTrainedModel) -> None:
     """Writes the methods of a model's attention modules into its config and those inside it.
 
     Some modules have a copy of the config: T5's parts, or a converted part of a larger model. Such a copy is made again
-    from the config of the same class in ``model.config``. Methods that this one config cannot name are refused.
+    from the config of the same class in ``model.config``. Raises a ValueError if one config cannot name the methods.
     """
     if hopfield_layers(model):  # models built from our own layers have the method as a field of their config
         return
@@ -54,11 +54,11 @@ def describe(model: PreTrainedModel) -> None:
                 f"{first[0]} has {first[1] or 'softmax'} and {name} has {method or 'softmax'}, but both are built from "
                 f"one {type(home).__name__}, which can name only one method: outeffhop.convert the whole model"
             )
-    names: dict[int, str | None] = {}  # None: transformers chooses an implementation of its own
+    names: dict[int, str | None] = {}  # None: transformers chooses its own implementation
     for config in configs:
         if id(config) in said:
             _, method, moving = said[id(config)]
-        else:  # a config without attention modules of its own, such as CLIP's, names its implementation
+        else:  # a config without its own attention modules, such as CLIP's, names its implementation
             method, moving = method_of(config), is_annealing(config)
         names[id(config)] = None if method is None else method.name
         write(config, method, moving)
@@ -121,7 +121,7 @@ def restore(module: nn.Module) -> None:
 
 
 def check_loaded(model: PreTrainedModel, info: dict[str, Any], chosen: bool) -> None:
-    """Refuses a loaded model whose gates, sinks or implementation are not those of its method.
+    """Raises a ValueError if the gates, sinks or implementation of a loaded model are not those of its method.
 
     Args:
         info: transformers' loading info.

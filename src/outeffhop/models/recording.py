@@ -1,8 +1,8 @@
 """How an attention module calls transformers' attention interface, found by running it once.
 
 A copy of the module without weights (on the meta device) runs with made-up inputs, and its attention implementation is
-a function that only notes how it is called. The model itself is not touched: not its weights, its config or the random
-numbers. The answer is kept per kind of module, so it is found once for all layers of all models of an architecture.
+a function that only records how it is called. The model's weights, its config and the random number generators do not
+change. The answer is kept per kind of module, so it is found once for all layers of all models of an architecture.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Calls:
 
     Attributes:
         hands_on: a keyword given to the module's forward reaches the attention function.
-        own_sinks: the module passes learned sinks of its own (``s_aux``), as gpt-oss does.
-        by_pieces: one forward calls it several times, for one piece of the input after another.
+        own_sinks: the module passes its own learned sinks (``s_aux``), as gpt-oss does.
+        by_pieces: one forward calls it several times, once for each piece of the input.
     """
 
     hands_on: bool
@@ -52,7 +52,7 @@ _FOUND: dict[Hashable, Calls | None] = {}
 def record(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """The attention function of the recorder: notes the call and returns an empty tensor of the right shape."""
+    """The attention function of the recorder: records the call and returns an empty tensor of the right shape."""
     note = _NOTE.get()
     if note is None:
         raise ValueError(f"attn_implementation={RECORDER!r} computes no attention: choose another implementation")
@@ -71,7 +71,7 @@ def calls_of(module: nn.Module) -> Calls | None:
 
 
 def _may_be_attention(module: nn.Module) -> bool:
-    """Whether a run is worth it: by the names of its class, and by the config where it finds its implementation."""
+    """Whether to try a run: the module has a config that names its implementation, and a class named like attention."""
     if isinstance(module, PreTrainedModel) or not isinstance(getattr(module, "config", None), PreTrainedConfig):
         return False
     return any(word in kind.__name__ for kind in type(module).__mro__ for word in ("Attention", "Attn", "MLA"))
@@ -92,12 +92,12 @@ def _run(module: nn.Module) -> Calls | None:
         calls: list[dict[str, Any]] = []
 
         def note(caller: nn.Module, kwargs: dict[str, Any], calls: list[dict[str, Any]] = calls) -> None:
-            if caller is clone:  # the attention inside a layer is found by itself
+            if caller is clone:  # not an attention module inside this one, which is found separately
                 calls.append(kwargs)
 
         # made-up inputs may not suit the module; then the next ones are tried
         with _noting(note), suppress(Exception):
-            type(clone).forward(clone, **arguments)  # past the instance, where other libraries put wrappers
+            type(clone).forward(clone, **arguments)  # of the class, since other libraries wrap that of the instance
         if calls:
             return Calls(
                 hands_on=all(_MARK in kwargs for kwargs in calls),
@@ -135,7 +135,7 @@ def _without_weights(module: Any) -> nn.Module:
 
 
 class _Projection(nn.Module):
-    """Stands for a linear layer of any make: adapted, quantized, with hooks."""
+    """Replaces a linear layer of any kind: adapted, quantized, with hooks."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class _Projection(nn.Module):
 def _inputs(module: Any) -> Iterator[dict[str, Any]]:
     """Arguments for ``forward`` by the names transformers uses, one guess after another."""
     parameters = dict(list(inspect.signature(type(module).forward).parameters.items())[1:])
-    packed = "cu_seqlens" in parameters  # the images of a batch lie one behind the other, without a batch dimension
+    packed = "cu_seqlens" in parameters  # the images of a batch are concatenated, without a batch dimension
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     width = _width(module)
 

@@ -26,7 +26,7 @@ def refuse_code(file: Path, *, allow_own: bool = False, remedy: str = "") -> Non
     if fetched:
         raise ValueError(f"{file} asks for code from elsewhere, {fetched[0]!r}, which is never fetched or run")
     if own and not allow_own:
-        raise ValueError(f"{file} brings code of its own, {own[0]!r}, which is not run{remedy}")
+        raise ValueError(f"{file} names code in its own folder, {own[0]!r}, which is not run{remedy}")
 
 
 def foreign_class(folder: Path, names: list[str]) -> type[PreTrainedModel] | None:

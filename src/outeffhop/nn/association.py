@@ -19,11 +19,11 @@ class Association(nn.Module):
     """q ← w(β q kᵀ) k in every update except the last, which gives w(β q kᵀ) v.
 
     With QK-norm, queries and patterns are normalized as they come in; the updates run among normalized patterns.
-    β is a parameter where it is learned, else a buffer: it is saved and moved with the layer.
+    β is a parameter if it is learned, else a buffer; either way it is saved and moved with the layer.
 
     Args:
         num_heads: H.
-        beta: the start value of β.
+        beta: the initial value of β.
         learn_beta: β is trained, as its logarithm, so that it stays positive.
         beta_per_head: one β for each head.
         steps: how many updates; None repeats them until every query is at rest.

@@ -1,4 +1,4 @@
-"""OutEffHop, the Hopfield update as a layer; pooling.py and lookup.py have the two with learned queries or patterns."""
+"""OutEffHop, the Hopfield update as a layer; pooling.py and lookup.py have learned queries and patterns."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class OutEffHop(nn.Module):
         """Retrieves from ``key`` (the stored patterns Y) with ``query`` (R).
 
         Args:
-            query: [B, L, embed_dim] where batch_first, else [L, B, embed_dim]; or [L, embed_dim].
+            query: [B, L, embed_dim] with batch_first, else [L, B, embed_dim]; or [L, embed_dim].
             key: likewise [B, S, kdim]; by default the query. A batch of 1 serves every query.
             value: likewise [B, S, vdim]; by default the key.
             key_padding_mask: [B, S], True or −inf where a key is ignored. If the key is the query itself, a

@@ -1,4 +1,4 @@
-"""Attention with a sink over PyTorch's own flash kernels, as one op known to torch.library.
+"""Attention with a sink over PyTorch's own flash kernels, as one op registered with torch.library.
 
 ``outeffhop::attend`` runs a kernel and gives its output and logsumexp the sink (sink.py);
 ``outeffhop::attend_backward`` hands the corrected pair to the kernel's own backward.

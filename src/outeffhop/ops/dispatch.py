@@ -1,6 +1,6 @@
 """One call, many kernels: attention whose softmax can attend to nothing.
 
-``attention`` reads like ``torch.nn.functional.scaled_dot_product_attention`` and computes
+``attention`` is called like ``torch.nn.functional.scaled_dot_product_attention`` and computes
 softmax_n; ``explain`` says which backends can serve a call, and why the others cannot.
 """
 

@@ -38,7 +38,7 @@ class Options(NamedTuple):
 
 
 def _saved(out: Tensor, lse: Tensor, rng0: Tensor, rng1: Tensor, dropout_p: float) -> Saved:
-    if dropout_p == 0:  # the kernels leave uninitialised memory there, on any device
+    if dropout_p == 0:  # the kernels leave uninitialized memory there, on any device
         rng0, rng1 = (torch.empty(0, dtype=torch.int64, device=out.device) for _ in range(2))
     return Saved(out, lse, rng0, rng1)
 

@@ -23,7 +23,7 @@ __all__ = ["Probe", "Watch", "probing", "is_probed", "shown", "watching", "watch
 
 Probe = Callable[[str, Tensor], Tensor]
 
-# the call, and log(n + Σ exp(scores)) [..., H, Lq], or the weights [..., H, Lq, Lk] where only the eager one serves
+# the call, and log(n + Σ exp(scores)) [..., H, Lq], or the weights [..., H, Lq, Lk] if only the eager backend can serve
 Watch = Callable[[Call, Tensor | None, Tensor | None], None]
 
 _PROBE: ContextVar[Probe | None] = ContextVar("outeffhop_probe", default=None)

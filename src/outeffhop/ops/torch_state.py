@@ -1,8 +1,8 @@
-"""What PyTorch is doing right now: tracing, exporting, transforming. The only place here that asks its private names.
+"""What PyTorch is doing right now: tracing, exporting, transforming. The only module that reads its private state.
 
-Public functions cover a part of it alone: ``torch.compiler.is_compiling`` knows of torch.compile, and
-``torch.compiler.is_exporting`` of PyTorch 2.11 is also true under it. tests/ops/test_torch_state.py holds every answer
-to what PyTorch does, so that a release that changes one is noticed there.
+Public functions cover only part of it: ``torch.compiler.is_compiling`` covers torch.compile, and in PyTorch 2.11
+``torch.compiler.is_exporting`` is also true under it. tests/ops/test_torch_state.py compares every answer with what
+PyTorch does, so that it fails for a release that changes one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def is_plain(*tensors: Tensor) -> bool:
 
 
 def below_autograd(op: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-    """Calls an op as autograd would: past itself, to the kernels."""
+    """Calls an op as autograd would: below autograd, directly on the kernels."""
     with torch._C._AutoDispatchBelowAutograd():
         return op(*inputs)
 
@@ -55,7 +55,7 @@ def below_autograd(op: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
 def constant(function: Function) -> Function:
     """Marks a function whose result torch.compile may take as a constant.
 
-    This is all that ``torch.compiler.assume_constant_result`` does, and calling that imports torch._dynamo: one second.
+    ``torch.compiler.assume_constant_result`` does no more than this, but imports torch._dynamo, which takes a second.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

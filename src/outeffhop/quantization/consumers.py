@@ -64,7 +64,7 @@ def uses(model: nn.Module, run: Callable[[], Any], makers: Collection[str], take
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and mappings, model outputs among them."""
+    """The tensors in nested tuples, lists and mappings, including model outputs."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):

@@ -6,8 +6,8 @@
     with Int8Model("runs/bert-int8") as exported:  # another day, without the PyTorch model
         logits = exported.run(batch)
 
-The folder holds ``fp32.xml``, ``int8.xml`` with their weights, and ``about.json``. OpenVINO and NNCF run in a process
-of their own (``int8_process.py``); this one imports neither.
+The folder holds ``fp32.xml``, ``int8.xml`` with their weights, and ``about.json``. OpenVINO and NNCF run in their
+own process (``int8_process.py``); this one imports neither.
 """
 
 from __future__ import annotations
@@ -244,5 +244,5 @@ def _read_about(path: Path) -> dict[str, Any]:
         if about["format"] != _FORMAT:
             raise ValueError(f"its format is {about['format']!r}, not {_FORMAT!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"path={str(path)!r} holds no export from export_int8: {error}") from error
+        raise ValueError(f"path={str(path)!r} is not an export written by export_int8: {error}") from error
     return about  # type: ignore[no-any-return]

@@ -55,7 +55,7 @@ def check_model(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> None:
     if model.main_input_name not in batch:
         raise ValueError(
             f"calibration_batches hold {sorted(batch)}, but {type(model).__name__} takes {model.main_input_name!r}: "
-            "are these data for another kind of model?"
+            "is this data for another kind of model?"
         )
     ids = batch.get("input_ids")
     if ids is not None and ids.shape[1:] == (1,):

@@ -26,7 +26,7 @@ def write_message(pipe: IO[bytes], value: Any) -> None:
 
 
 def read_message(pipe: IO[bytes]) -> Any:
-    """Reads what ``write_message`` wrote; tuples are lists. Raises EOFError where the pipe ends."""
+    """Reads what ``write_message`` wrote; tuples are lists. Raises EOFError at the end of the pipe."""
     plain, arrays = _part(pipe), _part(pipe)
     return _with_arrays(json.loads(plain), load(arrays))
 

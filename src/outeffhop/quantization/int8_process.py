@@ -1,8 +1,8 @@
-"""A process of its own for OpenVINO and NNCF, seen from the process that starts it.
+"""Starts the separate process that runs OpenVINO and NNCF, and talks to it.
 
-OpenVINO's CPU plugin changes the signal stack of the thread that loads it and may leave one behind that is freed:
-the next Ctrl-C then ends the process with a segmentation fault. NNCF changes loggers, and both send telemetry. None of
-it reaches a user's process that imports neither.
+OpenVINO's CPU plugin changes the signal stack of the thread that loads it and may leave a freed one behind: the next
+Ctrl-C then ends the process with a segmentation fault. NNCF changes loggers, and both send telemetry. A user's process
+that imports neither is not affected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Worker:
     """Runs ``int8_worker`` until it is closed, collected, or this process ends, however that happens."""
 
     def __init__(self) -> None:
-        # a process group of its own: Ctrl-C goes to this process, which then closes the other
+        # its own process group: Ctrl-C goes to this process, which then closes the other
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "outeffhop.quantization.int8_worker"],
             stdin=subprocess.PIPE,

@@ -4,8 +4,8 @@
 output; ``int8_process.Worker`` is the other end. It ends when standard input does, so it never outlives the process
 that started it.
 
-It starts fast because it imports nothing heavy. Only an export needs torch and NNCF; running a model takes OpenVINO
-alone.
+It starts fast because it imports nothing heavy. Only an export needs torch and NNCF; running a model needs only
+OpenVINO.
 """
 
 # mypy: disable-error-code="import-untyped"
@@ -119,7 +119,7 @@ def _to_int8(converted: Any, calibration: list[Inputs], smooth_quant: bool) -> A
 
 
 def _quantizers(quantized: Any) -> Info:
-    """Of each activation's quantizer the operation before it and its number of scales, of each weight the latter."""
+    """For each activation, the operation before its quantizer and the number of scales; for each weight, the number."""
     activations: list[tuple[str, int]] = []
     weights: list[int] = []
     for node in quantized.get_ordered_ops():
@@ -164,7 +164,7 @@ def seconds(folder: str, precision: str, threads: int, inputs: Inputs) -> float:
 
 
 def graph(folder: str, precision: str, threads: int) -> list[Info]:
-    """What OpenVINO notes about each node of the graph that runs, in order, and about the sources of its inputs."""
+    """What OpenVINO reports about each node of the graph that runs, in order, and about the sources of its inputs."""
     nodes = _compiled(folder, precision, threads).get_runtime_model().get_ordered_ops()
     return [
         {**_info(node), "sources": [_info(port.get_source_output().get_node()) for port in node.inputs()]}
@@ -219,7 +219,7 @@ def main() -> None:
             answer = "ValueError", _one_line(error)
         except Exception as error:
             answer = "RuntimeError", f"{type(error).__name__}: {_one_line(error)}"
-        with suppress(BrokenPipeError):  # nobody waits for it: _listen is about to end this process
+        with suppress(BrokenPipeError):  # no one reads it: _listen is about to end this process
             write_message(answers, answer)
 
 
@@ -237,7 +237,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _quiet() -> None:
-    """No notes, warnings or telemetry. On a terminal, NNCF's progress bars go to stderr."""
+    """Turns off notes, warnings and telemetry. On a terminal, NNCF's progress bars go to stderr."""
     # fd 1 carries answers; what libraries print must not mix with them
     os.dup2(2 if os.isatty(2) else os.open(os.devnull, os.O_WRONLY), 1)
     warnings.simplefilter("ignore")

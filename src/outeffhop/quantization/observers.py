@@ -1,4 +1,4 @@
-"""Range estimators: the range of a quantizer, from the tensors of calibration. Only the range is kept.
+"""Range estimators: the range of a quantizer, from the tensors seen in calibration. Only the range is kept.
 
 Each batch gives a range: its minimum and maximum, two percentiles, or the range with the smallest squared error.
 "minmax" joins them to the widest, so it does not matter how the data are split into batches. The others start with
@@ -93,7 +93,7 @@ def percentile_range(x: Tensor, spec: Uniform, percentile: float) -> tuple[Tenso
 
 
 def mse_range(x: Tensor, spec: Uniform) -> tuple[Tensor, Tensor]:
-    """The part of [min, max], both ends shrunk alike, whose grid has the smallest squared error on x."""
+    """The part of [min, max], both ends shrunk by one factor, whose grid has the smallest squared error on x."""
     low, high = spec.minmax(x)
     values = x.float()
     best = torch.full_like(low, torch.inf)

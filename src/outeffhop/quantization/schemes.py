@@ -42,23 +42,23 @@ class Scheme:
         known("weight_range", self.weight_range, RANGES)
         known("activation_range", self.activation_range, RANGES)
         if self.weights.granularity == "token":
-            raise ValueError("weights per token: weights have no tokens; use granularity 'tensor' or 'channel'")
+            raise ValueError("weights.granularity='token': weights have no tokens; use 'tensor' or 'channel'")
         if self.activations.granularity == "channel":
             raise ValueError(
-                "activations per channel cannot be summed in integers: use granularity 'tensor' or 'token'"
+                "activations.granularity='channel': these cannot be summed in integers; use 'tensor' or 'token'"
             )
         if self.alpha is not None:
             if not 0.0 <= self.alpha <= 1.0:
                 raise ValueError(f"alpha={self.alpha}: must be in [0, 1]")
             if self.placement != "linear" or self.dynamic or self.activation_range != "minmax":
                 raise ValueError(
-                    "SmoothQuant moves the range of Linear inputs into the weights: it needs placement='linear' "
-                    "and activations per tensor with activation_range='minmax'"
+                    f"alpha={self.alpha}: SmoothQuant moves the range of Linear inputs into the weights; it needs "
+                    "placement='linear' and activations per tensor with activation_range='minmax'"
                 )
 
     @property
     def dynamic(self) -> bool:
-        """Whether activations have ranges of the moment, without calibration."""
+        """Whether activation ranges are computed as the model runs, without calibration."""
         return self.activations.granularity == "token"
 
     @property
@@ -81,7 +81,7 @@ class Scheme:
         if name not in SCHEMES or len(bits) + len(names) > 2:
             near = "." if name in SCHEMES else did_you_mean(name, SCHEMES)
             raise ValueError(
-                f"scheme={text!r} is unknown{near} Give bits such as W8A8 and one of: {', '.join(SCHEMES)}"
+                f"scheme={text!r} is unknown{near} Give bits such as W8A8 and a name. Available: {', '.join(SCHEMES)}"
             )
         weights, activations = map(int, _BITS.fullmatch(bits[0]).groups())  # type: ignore[union-attr]
         scheme = SCHEMES[name]

@@ -272,7 +272,7 @@ class Simulation:
     def _end(self) -> None:
         running, self._running = self._running, None
         if running is not None:
-            # a notebook runs each cell in a context of its own, and the last one's is gone
+            # a notebook runs each cell in its own context, and that of the previous cell is gone
             with suppress(ValueError):
                 running.close()
 

@@ -26,7 +26,7 @@ def attend(
     learned: Tensor | None = None,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention by a method's normalizer: fused where it is softmax_n and nobody asks for the weights, else eager.
+    """Attention by a method's normalizer: fused if it is softmax_n and the weights are not needed, else eager.
 
     Args:
         normalizer: turns scores into weights.

@@ -16,7 +16,7 @@ class Gate(nn.Module):
     """sigmoid(G(x) + logit(init)) per head, x [B, L, embed_dim] → openings [B, L or 1, H], or [B, L, H, head_dim].
 
     G is 0 before training, so the first opening is exactly ``init`` for every input. The weights are bare
-    parameters and the offset is a constant, so initialisers of a model's Linear layers do not change them.
+    parameters and the offset is a constant, so initializers of a model's Linear layers do not change them.
 
     Args:
         spec: the kind of gate, the predictor, the first opening.

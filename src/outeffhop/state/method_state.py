@@ -25,8 +25,8 @@ class MethodState(nn.Module):
 
     The method of a state is fixed. To change it, make a new state that inherits from the old one.
 
-    While a schedule moves them, a fixed sink and a gate's offset are buffers. A checkpoint then holds how far they
-    are, and a compiled model sees them move without being compiled again.
+    While a schedule moves them, a fixed sink and a gate's offset are buffers. A checkpoint then holds their
+    current values, and a compiled model sees them change without being compiled again.
 
     Args:
         method: how scores become weights, the gate and QK-norm.

@@ -36,7 +36,7 @@ class AugmentedBatch:
     Args:
         kind: none, light or paper.
         classes: number of classes.
-        mean, std: normalisation of the samples; undone while the images are augmented.
+        mean, std: normalization of the samples; undone while the images are augmented.
         label_smoothing: share of the target that is spread over all classes.
         seed: of all random numbers.
     """

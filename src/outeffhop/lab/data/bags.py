@@ -87,7 +87,7 @@ def load_bags(
     std_size: float = 2.0,
     seed: int = 0,
 ) -> Bags:
-    """Loads bags from an npz file with X, bag and y, or makes them of images with classes.
+    """Loads bags from an npz file with X, bag and y, or makes them from images with classes.
 
     An npz file (elephant, fox, tiger, ucsb_breast) is read as it is, with unscaled features. The other arguments are
     for images (a folder with MNIST, or ``builtin:images``): a bag is positive if it contains the target class. Sizes

@@ -1,4 +1,4 @@
-"""Text as a stream: documents by split, in pieces small enough to tokenise in parallel and in little memory.
+"""Text as a stream: documents by split, in pieces small enough to tokenize in parallel and in little memory.
 
 Text from every source is a stream of lines with None after each document. A missing split is taken from the training
 text, 5 % each: whole documents if there are at least twenty, else the last lines.

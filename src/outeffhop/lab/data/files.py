@@ -48,7 +48,7 @@ def bare_name(path: Path) -> str:
 
 
 def suffix(path: Path) -> str:
-    """The suffix that tells the kind of content: ``.txt`` of ``a.txt.xz``."""
+    """The suffix that shows the kind of content: ``.txt`` of ``a.txt.xz``."""
     return Path(bare_name(path)).suffix
 
 
@@ -103,7 +103,7 @@ def lines(path: Path) -> Iterator[str]:
 
 
 def by_split(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
-    """Groups files by the split that their names or folders tell; empty if no name tells one.
+    """Groups files by the split that their names or folders contain; empty if no name contains one.
 
     If no file is named after train, files without a split in their name are the training data. Otherwise they are left
     out, like a README beside the data.
@@ -123,7 +123,7 @@ def by_split(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
 
 
 def split_word(name: str) -> str | None:
-    """The split that a word of the name tells, if any."""
+    """The split that a word of the name stands for, if any."""
     words = re.findall(r"[a-z]+(?:10k)?", name.lower())
     return next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), None)
 

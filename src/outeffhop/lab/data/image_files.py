@@ -241,7 +241,7 @@ def _read_npz(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def read_npz(file: Path, names: Sequence[str], needs: str) -> list[NDArray[Any]]:
-    """Arrays of an npz file by name, without pickle; ``needs`` tells in errors what the file should contain."""
+    """Arrays of an npz file by name, without pickle; ``needs`` says in error messages what the file must contain."""
     try:
         with np.load(file, allow_pickle=False) as found:
             arrays = [found[name] for name in names]

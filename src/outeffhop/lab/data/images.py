@@ -1,4 +1,4 @@
-"""Images prepared for a Vision Transformer: scaled to [0, 1], resized, cropped square, normalised."""
+"""Images prepared for a Vision Transformer: scaled to [0, 1], resized, cropped square, normalized."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def prepare_images(
 def _normalisation(
     data: ImageData, channels: int, mean: tuple[float, ...] | None, std: tuple[float, ...] | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What is given, else ImageNet's for ImageNet from the hub, else that of the training images."""
+    """The given values, else ImageNet's for ImageNet from the hub, else those of the training images."""
     if mean is None or std is None:
         imagenet = data.source.startswith("hub:") and "imagenet" in data.source.lower() and channels == 3
         measured = _IMAGENET if imagenet else moments(data.splits["train"])

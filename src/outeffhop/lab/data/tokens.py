@@ -1,4 +1,4 @@
-"""Text is tokenised once: each split becomes one long array of ids on disk, from which blocks are cut.
+"""Text is tokenized once: each split becomes one long array of ids on disk, from which blocks are cut.
 
 Each document is followed by the tokenizer's end token. The array depends neither on the length of blocks nor on the
 task, so masked and causal models of every length share it.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TokenBlocks", "causal_batch", "prepare_text", "tokenize"]
 
-_VERSION = 2  # of the tokenising below; part of the cache key of tokens
+_VERSION = 2  # of the tokenization below; part of the cache key of tokens
 _AT_ONCE = 64  # pieces, about 4 MB of text
 
 
@@ -155,7 +155,7 @@ def _encoded(corpus: Corpus, split: str, tokenizer: PreTrainedTokenizerFast) -> 
     backend.no_padding()
     backend.encode_special_tokens = True  # "</s>" in a text is text and does not end a document
     stream = pieces(corpus.splits[split]())
-    with _progress(f"tokenising {corpus.source} ({split})") as advance:
+    with _progress(f"tokenizing {corpus.source} ({split})") as advance:
         while some := list(islice(stream, _AT_ONCE)):
             encoded = backend.encode_batch_fast([text for text, _ in some], add_special_tokens=False)
             for encoding, (_, ended) in zip(encoded, some, strict=True):

@@ -43,7 +43,7 @@ def new(width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # not pyplot, which keeps every figure in memory and wants a display
+    # not pyplot, which keeps every figure in memory and needs a display
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns)

@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"[-−+]?(\d+\.?\d*|\.\d+)(e[-−+]?\d+)?")
 
 
 def shown(value: float, digits: int = 4) -> str:
-    """The number with so many significant digits and a true minus sign; 120, not 1.2e+02."""
+    """The number with this many significant digits and a true minus sign; 120, not 1.2e+02."""
     text = f"{value:.{digits}g}"
     return (f"{float(text):.0f}" if "e+" in text and abs(value) < 1e6 else text).replace("-", "−")
 

@@ -1,4 +1,4 @@
-"""A heat map as an HTML table: cells coloured by their value, which stands in them."""
+"""A heat map as an HTML table: each cell shows its value and is coloured by it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def heat_map(
         low, high: the ends of the colour scale; by default the smallest and the largest value.
         logarithmic: colours by the logarithm, for values > 0 that differ by factors.
         corner: what the columns are.
-        write: a number as it stands in its cell.
+        write: formats a number for its cell.
     """
     known = [v for row in values for v in row if v is not None and math.isfinite(v)]
     ends = (min(known, default=0.0) if low is None else low, max(known, default=1.0) if high is None else high)

@@ -15,11 +15,11 @@ __all__ = ["markdown_of"]
 _MARKS = {1: "**{}**", 2: "<u>{}</u>"}
 
 
-def markdown_of(result: Result, pictures: str) -> str:
+def markdown_of(result: Result, folder: str) -> str:
     """A section of a page: claims, figures and tables.
 
     Args:
-        pictures: the folder with its figures, ``NAME.png``, relative to the page.
+        folder: of the figures, ``NAME.png``, relative to the page.
     """
     said = "; ".join(f"{_plain(k)}: {_plain(v)}" for k, v in result.conditions.items())
     command = f"`outeffhop reproduce {result.name}`; " if result.name in NAMES else ""
@@ -29,7 +29,7 @@ def markdown_of(result: Result, pictures: str) -> str:
         f"{command}{said}.",
         _claims(result.verdicts),
         *(
-            f"![{_plain(f.title)}]({pictures}/{f.name}.png)\n\n*{_plain(f.title)}. {_plain(f.caption)}*"
+            f"![{_plain(f.title)}]({folder}/{f.name}.png)\n\n*{_plain(f.title)}. {_plain(f.caption)}*"
             for f in result.figures
         ),
         *map(_table, result.tables),

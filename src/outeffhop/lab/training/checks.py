@@ -18,7 +18,7 @@ def check_device(train: TrainConfig) -> None:
     """Checks that the device and the precision asked for are available here."""
     on_cpu = train.device == "cpu" or not torch.cuda.is_available()
     if train.device == "cuda" and on_cpu:
-        raise ValueError("train.device='cuda': there is no CUDA device here, leave it out or choose cpu")
+        raise ValueError("train.device='cuda': there is no CUDA device here; leave it out or choose cpu")
     if train.precision == "fp16" and on_cpu:
         raise ValueError("train.precision='fp16' needs a GPU: choose bf16 or fp32 on a CPU")
 
@@ -42,7 +42,7 @@ def check_run(config: RunConfig, model: Any, prepared: Prepared) -> None:
     if prepared.tokenizer is not None and longest is not None and (config.samples.length or 0) > longest:
         raise ValueError(f"samples.length={config.samples.length}: the model has {longest} positions")
     if train.gradient_checkpointing and not model.supports_gradient_checkpointing:
-        raise ValueError(f"train.gradient_checkpointing=True: {kind} does not support it, leave it out")
+        raise ValueError(f"train.gradient_checkpointing=True: {kind} does not support it; leave it out")
     try:
         pick(model, chosen_tensors(train))
     except ValueError as error:

@@ -12,7 +12,7 @@ __all__ = ["LossWatch", "NotFinite", "broken_weights", "what_broke"]
 
 
 class NotFinite(RuntimeError):
-    """Training cannot go on: the loss or the weights are not finite."""
+    """Training cannot continue: the loss or the weights are not finite."""
 
 
 class LossWatch:
@@ -36,17 +36,17 @@ def broken_weights(model: nn.Module) -> list[str]:
 
 
 def what_broke(model: nn.Module, inputs: dict[str, Tensor] | None) -> str:
-    """In words: weights, else data, else the first activations in a forward pass with these inputs."""
+    """What is not finite: weights, else data, else the first activations in a forward pass with these inputs."""
     weights = broken_weights(model)
     if weights:
         return f"weights not finite: {', '.join(weights[:5])}"
     if inputs is None:
-        return "the loss alone"
+        return "only the loss"
     data = [name for name, value in inputs.items() if not _finite(value)]
     if data:
         return f"the data: {', '.join(data)} is not finite"
     modules = _broken_outputs(model, inputs)
-    return f"activations not finite, first in {', '.join(modules[:3])}" if modules else "the loss alone"
+    return f"activations not finite, first in {', '.join(modules[:3])}" if modules else "only the loss"
 
 
 def _broken_outputs(model: nn.Module, inputs: dict[str, Tensor]) -> list[str]:

@@ -18,7 +18,7 @@ from outeffhop.lab.training.rundir import RunFolder
 __all__ = ["roll_call"]
 
 _GRACE = 10.0  # seconds; the other processes time out a little later
-# how gloo, NCCL and the store report a silent or lost partner; their errors have no type of their own
+# how gloo, NCCL and the store report a silent or lost partner; their errors do not have their own type
 _LOST = re.compile(r"gloo|NCCL|timed out|timeout|connection (reset|closed|refused)|broken pipe", re.IGNORECASE)
 
 
@@ -28,7 +28,7 @@ def roll_call(folder: RunFolder, timeout: int) -> Iterator[None]:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         yield
         return
-    # a store besides the process group's own, which is unusable once it has failed
+    # a separate store: that of the process group is unusable once the group has failed
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=60))
     known = PrefixStore(f"outeffhop-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)

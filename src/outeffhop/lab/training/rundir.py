@@ -136,7 +136,7 @@ class RunFolder:
 
     @contextmanager
     def writing(self, what: str) -> Iterator[None]:
-        """Adds ``what`` could not be written to an error, such as a full disk, and removes what is unfinished."""
+        """Says in an error, such as a full disk, that ``what`` could not be written, and removes what is unfinished."""
         try:
             yield
         except (OSError, SafetensorError) as error:  # safetensors has its own class for errors of the system

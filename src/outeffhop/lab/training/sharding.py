@@ -18,7 +18,7 @@ _PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def shard(model: Any, device: torch.device, precision: str) -> None:
     """Shards a model in place; the weights of each transformer block are gathered only while it is computed.
 
-    This is PyTorch's own, on every device: accelerate silently skips FSDP on CPUs.
+    This uses PyTorch's own FSDP on every device: accelerate silently skips FSDP on CPUs.
     """
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     dtype = _PRECISION.get(precision)

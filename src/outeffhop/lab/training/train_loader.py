@@ -16,7 +16,7 @@ __all__ = ["EpochSampler", "make_loader"]
 
 
 class EpochSampler(Sampler[int]):
-    """A shuffle that depends on seed and epoch alone, cut to whole steps.
+    """A shuffle that depends only on seed and epoch, cut to whole steps.
 
     It is the same for any number of processes and any accumulation.
     """
@@ -55,7 +55,10 @@ def make_loader(prepared: Prepared, sampler: EpochSampler, arguments: TrainingAr
 
 
 def _ignore_signals(worker: int) -> None:
-    """In a process that loads data: a signal to a whole job must not end it, as the process that trains finishes its
-    step first and needs data for it. That one also ends the workers, by dropping the loader's iterator."""
+    """Makes a loading process ignore signals that are sent to the whole job.
+
+    The training process finishes its step first and needs data for it. It then ends the loading processes by dropping
+    the loader's iterator.
+    """
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, signal.SIG_IGN)

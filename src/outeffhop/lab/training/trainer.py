@@ -89,7 +89,7 @@ class RunTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         if train.fsdp:
             self.model_wrapped = Sharded(model)
-        # compute_loss returns a part of the step's mean already, whoever computed which part
+        # compute_loss already returns a part of the step's mean, on any process and in any accumulation step
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True
         self._watch = LossWatch(arguments.device)
@@ -97,7 +97,7 @@ class RunTrainer(Trainer):
         self._logged = 0  # the step of the last log
 
     def train(self, *_: Any, **__: Any) -> Any:
-        """Trains from the start, or on from the checkpoint."""
+        """Trains from the start, or from the checkpoint."""
         if self.checkpoint is None:
             return super().train()
         # Trainer would also read pickles planted in the checkpoint's folder, so it gets a folder with its state only
@@ -138,7 +138,7 @@ class RunTrainer(Trainer):
     def _items(self, batch: dict[str, Tensor]) -> Tensor | int:
         """What the loss is a mean over: tokens to predict, images, numbers to forecast.
 
-        A tensor only where the count is made on the device: moving a number there waits for all work in its queue.
+        A tensor only if the count is made on the device: moving a number there waits for all work in its queue.
         """
         if self.prepared.task == "forecasting":
             return batch["future_values"].numel()
@@ -181,7 +181,7 @@ class RunTrainer(Trainer):
         """Waits for the device, and raises if a loss seen so far was not finite."""
         step = self._watch.bad_step()
         if step is not None:
-            inputs = None if self.settings.fsdp else inputs  # a forward on one process alone would wait for the others
+            inputs = None if self.settings.fsdp else inputs  # a forward on only one process would wait for the others
             raise NotFinite(
                 f"the loss is not finite at step {step} ({what_broke(self.model, inputs)}); {self._last_good()}"
             )
@@ -242,11 +242,14 @@ class RunTrainer(Trainer):
             self.folder.append({"step": self.state.global_step, **found, "tensors": tensors})
         due = self.control.should_log
         self.control = self.callback_handler.on_log(self.args, self.state, self.control, dict(found))
-        self.control.should_log = due  # the line with the loss is yet to come
+        self.control.should_log = due  # the line with the loss still follows
         return report
 
     def _own(self, whole: list[Any]) -> list[Any]:
-        """This process's share if all can have equally many: the processes of a sharded model work together."""
+        """This process's share, if all can be equal; else the first process gets all of it.
+
+        With FSDP every process then gets all of it, since the processes of a sharded model must run together.
+        """
         if self.args.world_size == 1:
             return whole
         if len(whole) % self.args.world_size:
@@ -271,16 +274,18 @@ class RunTrainer(Trainer):
         return metrics
 
     def _eval_batch(self) -> int:
-        return min(self.settings.batch_size or 1, 64)  # independent of how a step is divided, so are the numbers
+        return min(
+            self.settings.batch_size or 1, 64
+        )  # does not depend on how a step is divided, so neither do the numbers
 
     # checkpoints
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the checkpoint of this step: the weights, and all that training needs to go on. Collective."""
+        """Writes the checkpoint of this step: the weights, and all that training needs to continue. Collective."""
         step, main = self.state.global_step, self.is_world_process_zero()
         self.check_finite()
         broken = broken_weights(self.model)
-        if broken:  # by a gradient that was not finite, of a loss that was
+        if broken:  # by a gradient that was not finite, although the loss was
             raise NotFinite(f"weights are not finite after step {step}: {', '.join(broken[:5])}; {self._last_good()}")
         weights = kept.model_state(self.model)
         optimizer = kept.optimizer_state(self.model, _inner(self.optimizer))
@@ -326,11 +331,11 @@ class RunTrainer(Trainer):
             dist.barrier()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Private, and replaced: Trainer's own reads weights by the file's names, and into whole tensors only."""
+        """Replaces Trainer's private method, which reads weights by the names in the file, and only whole tensors."""
         kept.load_model_state(self.model, self.checkpoint or Path(resume_from_checkpoint))
 
     def restore(self) -> None:
-        """All of a checkpoint but the weights and the random numbers, as training begins."""
+        """Restores all of a checkpoint except the weights and the random numbers, when training begins."""
         if self.checkpoint is None:
             return
         kept.load_optimizer(self.model, _inner(self.optimizer), self.checkpoint)
@@ -345,14 +350,14 @@ class RunTrainer(Trainer):
         self.state.compute_steps(self.args, self.state.max_steps)  # how often it logs and saves may have changed
 
     def _restore_random(self) -> None:
-        """Once, when the loader has drawn what it had drawn before the checkpoint."""
+        """Restores the random numbers once, after the loader has drawn those it drew before the checkpoint."""
         if self._random_from is not None:
             kept.load_random_state(self._random_from, self.args.process_index)
             self._random_from = None
 
 
 class _Events(TrainerCallback):
-    """Moments in Trainer's loop that have no public method of their own."""
+    """Callbacks at moments of Trainer's loop that have no public method."""
 
     def __init__(self, trainer: RunTrainer) -> None:
         self.trainer = trainer

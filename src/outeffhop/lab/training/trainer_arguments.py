@@ -1,4 +1,4 @@
-"""A run's config in the words of transformers' Trainer."""
+"""A run's config as arguments of transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RunArguments", "trainer_arguments"]
 
 
 class RunArguments(TrainingArguments):
-    """Trainer's arguments, with which it writes nothing and uses one GPU per process."""
+    """Trainer's arguments, such that it writes no files and uses one GPU per process."""
 
     @property
     def should_save(self) -> bool:
@@ -28,7 +28,7 @@ class RunArguments(TrainingArguments):
 
     @property
     def n_gpu(self) -> int:
-        """At most 1: torchrun is how several are used, and Trainer would give each GPU here a batch of its own."""
+        """At most 1: several GPUs need torchrun; Trainer would give each GPU of this process its own batch."""
         return min(int(super().n_gpu), 1)
 
 

@@ -57,7 +57,7 @@ class SegmentEmbedding(nn.Module):
 
 
 class StanhopPreTrainedModel(PreTrainedModel):
-    """Initialisation, and the names that transformers needs."""
+    """Initialization, and the names that transformers needs."""
 
     config_class = StanhopConfig
     base_model_prefix = "stanhop"
@@ -70,7 +70,7 @@ class StanhopPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialises every parameter and buffer, since those missing from a checkpoint start as uninitialised memory.
+        """Initializes every parameter and buffer, since those missing from a checkpoint start as uninitialized memory.
 
         Each is set at the module that holds it: transformers skips modules that hold none themselves.
         The functions of ``init``, and those of torch while transformers calls this, do not change what was loaded.
