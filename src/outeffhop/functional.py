@@ -43,7 +43,7 @@ def softmax_n(
         tensor([4.5394e-05, 4.5394e-05, 4.5394e-05])
     """
     out_dtype = x.dtype if dtype is None else dtype
-    x = x.to(_compute_dtype(out_dtype))
+    x = x.to(compute_dtype(out_dtype))
     dim = _from_the_end(x, dim)
     exp, total, _ = _shifted_sum(x, _as_count(n, x, dim), dim)
     # total is 0 only where no key takes part and n = 0: 0 / 1 there, not 0 / 0
@@ -58,7 +58,7 @@ def softmax1(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tens
 def logsumexp_n(x: Tensor, n: float | Tensor = 1.0, dim: int = -1, keepdim: bool = False) -> Tensor:
     """log(n + Σ_j exp(x_j)); its gradient is ``softmax_n(x, n)``. The paper's lse₁ at n = 1, β = 1."""
     out_dtype = x.dtype
-    x = x.to(_compute_dtype(out_dtype))
+    x = x.to(compute_dtype(out_dtype))
     dim = _from_the_end(x, dim)
     _, total, shift = _shifted_sum(x, _as_count(n, x, dim), dim)
     empty = total == 0
@@ -80,7 +80,7 @@ def clipped_softmax(
             f"gamma={gamma}, zeta={zeta}: must be finite with gamma <= 0 and zeta >= 1, as clipping stretches outwards"
         )
     out_dtype = x.dtype if dtype is None else dtype
-    p = softmax_n(x, n, dim=dim, dtype=_compute_dtype(out_dtype))
+    p = softmax_n(x, n, dim=dim, dtype=compute_dtype(out_dtype))
     return torch.clamp((zeta - gamma) * p + gamma, 0.0, 1.0).to(out_dtype)
 
 
@@ -99,12 +99,12 @@ def entmax(x: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
             would be only rounding error.
     """
     out_dtype = x.dtype
-    compute_dtype = _compute_dtype(out_dtype)
+    dtype = compute_dtype(out_dtype)
     dim = _from_the_end(x, dim)
     if isinstance(alpha, Tensor):
         _check_rows("alpha", alpha, x, dim)
-        alpha = alpha.to(compute_dtype)
-        nearest = alpha.detach().clamp(min=1.0 + (1e-6 if compute_dtype == torch.float64 else 1e-3))
+        alpha = alpha.to(dtype)
+        nearest = alpha.detach().clamp(min=1.0 + (1e-6 if dtype == torch.float64 else 1e-3))
         alpha = alpha + (nearest - alpha.detach())  # the gradient still reaches α, so that it can grow again
     else:
         if not 1.0 <= alpha < math.inf:
@@ -112,10 +112,10 @@ def entmax(x: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
         if alpha - 1.0 < 1e-8:  # equal to 1 up to rounding
             return softmax_n(x, 0.0, dim=dim)
         if alpha < 1.01:  # the power 1/(α − 1) amplifies rounding errors
-            compute_dtype = torch.float64
+            dtype = torch.float64
     if x.shape[dim] == 0:
         return x.clone()
-    x = x.to(compute_dtype)
+    x = x.to(dtype)
     # The package's sorts and sums do not survive −inf. An entry further than 1/(α − 1) below the
     # maximum has weight 0, so moving −inf to twice that distance changes no weight. Nor does a shift
     # by the maximum, without which the thresholds of scores of 1e30 would drown in rounding.
@@ -178,10 +178,11 @@ def below_sink(x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x - m, torch.exp(sink - m), m
 
 
-def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of scores and sums: float32 at least."""
     if not dtype.is_floating_point:  # the weights would be cut to 0 and 1
         raise TypeError(f"x has dtype {dtype}: expected floating point; x.float() converts it")
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _from_the_end(x: Tensor, dim: int) -> int:

@@ -462,12 +462,6 @@ def test_errors(make, words):
         assert word in str(caught.value), f"{word!r} not in: {caught.value}"
 
 
-@pytest.mark.parametrize("name", ["steps", "max_steps"])
-def test_steps_are_whole_numbers(name):
-    with pytest.raises(TypeError, match=rf"{name}=2\.5: must be an integer"):
-        OutEffHop(8, 2, **{name: 2.5})
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("method", METHOD_NAMES)
 def test_gpu_agrees_with_cpu(method):

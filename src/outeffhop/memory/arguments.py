@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outeffhop.methods import Method
 
-__all__ = ["check_beta", "check_method", "check_patterns", "check_queries", "wide"]
+__all__ = ["check_beta", "check_method", "check_patterns", "check_queries"]
 
 
 def check_patterns(patterns: Tensor, name: str = "patterns", *, may_be_empty: bool = False) -> Tensor:
@@ -68,8 +68,3 @@ def check_method(method: str | Method) -> Method:
             "leave qk_norm out"
         )
     return parsed
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums: float32 at least."""
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from outeffhop.functional import logsumexp_n
+from outeffhop.functional import compute_dtype, logsumexp_n
 from outeffhop.memory import saved
-from outeffhop.memory.arguments import check_beta, check_method, check_patterns, check_queries, wide
+from outeffhop.memory.arguments import check_beta, check_method, check_patterns, check_queries
 from outeffhop.memory.energy import conjugate, energy, why_no_energy
 from outeffhop.memory.noop import NoOp, check_indices, check_size
 from outeffhop.memory.retrieval import Retrieval, Update, iterate
@@ -70,7 +70,7 @@ class HopfieldMemory:
                 raise ValueError(f"no_op makes outliers of all {len(stored)} patterns: at least one must remain active")
         normalizer = effective_normalizer(self.method, None if no_op is None else no_op.n)
         self._stored, self._active, self.no_op, self._normalizer = stored, active, no_op, normalizer
-        self._largest = float(torch.linalg.vector_norm(active, dim=1, dtype=wide(active.dtype)).max())
+        self._largest = float(torch.linalg.vector_norm(active, dim=1, dtype=compute_dtype(active.dtype)).max())
 
     @property
     def stored(self) -> Tensor:
@@ -222,7 +222,7 @@ class HopfieldMemory:
 
     def _weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """w(βΞx) and βΞx, float32 at least.  [..., M] each"""
-        dtype = wide(x.dtype)
+        dtype = compute_dtype(x.dtype)
         scores = (self.beta * x.to(dtype)) @ self._active.to(dtype).T
         return self._normalizer(scores), scores
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from outeffhop._naming import known
+from outeffhop.functional import compute_dtype
 from outeffhop.memory.arguments import check_patterns
 
 __all__ = ["NoOp", "check_indices", "check_size"]
@@ -131,8 +132,7 @@ def check_indices(indices: Tensor, size: int, name: str) -> Tensor:
 def _measured(patterns: Tensor, measure: str) -> Tensor:
     """Vectors whose inner products are the measure; half precision as float32."""
     known("measure", measure, ("cosine", "dot"))
-    if patterns.dtype in (torch.float16, torch.bfloat16):
-        patterns = patterns.float()
+    patterns = patterns.to(compute_dtype(patterns.dtype))
     if measure == "dot":
         return patterns
     norms = torch.linalg.vector_norm(patterns, dim=1, keepdim=True)

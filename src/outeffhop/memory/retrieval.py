@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outeffhop.memory.arguments import wide
+from outeffhop.functional import compute_dtype
 
 __all__ = ["Retrieval", "Update", "iterate"]
 
@@ -106,7 +106,7 @@ def _trace(energies: list[Tensor], taken: Tensor, last: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x.detach(), dim=-1, dtype=wide(x.dtype))
+    return torch.linalg.vector_norm(x.detach(), dim=-1, dtype=compute_dtype(x.dtype))
 
 
 def _check_steps(steps: int | None, tol: float, max_steps: int) -> int:

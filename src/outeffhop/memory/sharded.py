@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from outeffhop.memory.arguments import check_beta, check_method, check_patterns, check_queries, wide
+from outeffhop.functional import compute_dtype
+from outeffhop.memory.arguments import check_beta, check_method, check_patterns, check_queries
 from outeffhop.memory.energy import energy
 from outeffhop.memory.hopfield_memory import effective_normalizer, fused_update
 from outeffhop.memory.noop import NoOp, check_size
@@ -132,7 +133,7 @@ class ShardedMemory:
             check_size(no_op, len(stored))
             active = stored[~no_op.outliers.to(stored.device)]
         self._active = active.clone(memory_format=torch.contiguous_format)
-        norms = torch.linalg.vector_norm(active, dim=1, dtype=wide(active.dtype))
+        norms = torch.linalg.vector_norm(active, dim=1, dtype=compute_dtype(active.dtype))
         return {
             "same": (
                 ("size", active.shape[1]),
@@ -188,7 +189,7 @@ class ShardedMemory:
         if len(self._active):
             out, _, lse = fused_update(x, self._active, self.beta, sink)
         else:
-            out, lse = torch.zeros_like(x), x.new_full((len(x),), sink, dtype=wide(x.dtype))
+            out, lse = torch.zeros_like(x), x.new_full((len(x),), sink, dtype=compute_dtype(x.dtype))
         # relative to the largest lse of all ranks, so that no exponential overflows
         top = lse.clone()
         dist.all_reduce(top, dist.ReduceOp.MAX, group=self._group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from outeffhop._io import read_json
 from outeffhop._naming import check_utf8
 from outeffhop.models.remote_code import foreign_class, refuse_code
 from outeffhop.models.stanhop import StanhopForForecasting
@@ -52,7 +52,7 @@ def _check_files(folder: Path) -> int:
     """Checks the weight files; returns the number of tensors they hold."""
     tensors = 0
     if (folder / _INDEX).is_file():
-        shards = _read_json(folder / _INDEX).get("weight_map")
+        shards = _read_object(folder / _INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise ValueError(f"{folder / _INDEX} has no weight_map from weights to files")
         whole = (folder / _WEIGHTS).is_file()  # transformers then reads this one and ignores the shards
@@ -79,11 +79,8 @@ def _check_files(folder: Path) -> int:
     return tensors
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise ValueError(f"{file} cannot be read as JSON: {error}") from error
+def _read_object(file: Path) -> dict[str, Any]:
+    content = read_json(file)
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds a {type(content).__name__}, not a JSON object")
     return content
@@ -92,7 +89,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 def _architecture(folder: Path, trust: bool, tensors: int) -> type[PreTrainedModel]:
     if not (folder / "config.json").is_file():
         raise ValueError(f"checkpoint {str(folder)!r} has no config.json: save_pretrained did not write it")
-    content = _read_json(folder / "config.json")
+    content = _read_object(folder / "config.json")
     refuse_code(folder / "config.json", allow_own=trust, remedy=_TRUST)
     # transformers would read the file named here instead of those checked above, even a pickle
     named = content.get("transformers_weights", _WEIGHTS)

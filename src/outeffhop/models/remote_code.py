@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+from outeffhop._io import read_json
 
 __all__ = ["foreign_class", "refuse_code"]
 
@@ -20,8 +21,8 @@ def refuse_code(file: Path, *, allow_own: bool = False, remedy: str = "") -> Non
         remedy: what the user can do about code in the folder, for the error message.
     """
     try:
-        own, fetched = _named(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
+        own, fetched = _named(read_json(file))
+    except (ValueError, RecursionError):
         return  # the code that reads the file reports what is wrong
     if fetched:
         raise ValueError(f"{file} asks for code from elsewhere, {fetched[0]!r}, which is never fetched or run")
@@ -31,7 +32,7 @@ def refuse_code(file: Path, *, allow_own: bool = False, remedy: str = "") -> Non
 
 def foreign_class(folder: Path, names: list[str]) -> type[PreTrainedModel] | None:
     """Runs the checkpoint's own code and returns the class with one of these names; None if there is none."""
-    known = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("auto_map", {})
+    known = read_json(folder / "config.json").get("auto_map", {})
     for reference in known.values():
         if isinstance(reference, str) and reference.split(".")[-1] in names:
             try:

@@ -125,7 +125,7 @@ def refuse_own_sinks(model: nn.Module, method: Method) -> None:
     for name, module in attention_modules(model).items():
         if has_own_sinks(module) and _has_fixed_sink(method):
             raise ValueError(
-                f"{name} ({type(module).__name__}) has learned sinks of its own, which replace that of {method}, "
+                f"{name} ({type(module).__name__}) has its own learned sinks, which replace that of {method}, "
                 "so there is no sink to move: convert without same_function and without a schedule, or to 'gated', "
                 "where only the gates move"
             )

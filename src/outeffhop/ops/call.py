@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outeffhop.functional import compute_dtype
 from outeffhop.ops.torch_state import is_concrete, is_transformed
 
 __all__ = ["Call", "prepare"]
@@ -179,12 +180,12 @@ def _check_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     sizes = zip(reversed(mask.shape), reversed(target), strict=False)
     if mask.dim() > len(target) or any(m != 1 and m != t for m, t in sizes):
         raise ValueError(f"attn_mask has shape {tuple(mask.shape)}: it must broadcast to {target}")
-    return mask if mask.dtype in (torch.bool, query.dtype) else mask.to(_score_dtype(query))
+    return mask if mask.dtype in (torch.bool, query.dtype) else mask.to(compute_dtype(query.dtype))
 
 
 def _check_sink(sink: float | Tensor, query: Tensor) -> float | Tensor:
     heads = query.shape[-3]
-    largest = torch.finfo(_score_dtype(query)).max
+    largest = torch.finfo(compute_dtype(query.dtype)).max
     if not isinstance(sink, Tensor):
         sink = _number("sink", sink)
         if not sink <= largest:  # NaN as well
@@ -210,8 +211,3 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: expected a number") from None
-
-
-def _score_dtype(query: Tensor) -> torch.dtype:
-    """The dtype in which every kernel computes scores."""
-    return torch.float64 if query.dtype == torch.float64 else torch.float32

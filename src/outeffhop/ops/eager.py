@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from outeffhop.functional import below_sink, logsumexp_n, softmax_n
+from outeffhop.functional import below_sink, compute_dtype, logsumexp_n, softmax_n
 from outeffhop.ops.call import Call, prepare
 from outeffhop.ops.probe import shown, watch
 
@@ -59,8 +59,7 @@ def _scores(call: Call) -> Tensor:
     """q·kᵀ·scale + mask, −inf where a key is masked; float32 at least.  [..., H, Lq, Lk]"""
     key = _repeat_heads(call.key, call.query.shape[-3])
     scores = shown("scores", (call.query * call.scale) @ key.transpose(-2, -1))
-    if scores.dtype in (torch.float16, torch.bfloat16):
-        scores = scores.float()
+    scores = scores.to(compute_dtype(scores.dtype))
     if call.mask is not None and call.mask.dtype == torch.bool:
         scores = scores.masked_fill(~call.mask, -math.inf)
     elif call.mask is not None:

@@ -39,6 +39,9 @@ class Gate(nn.Module):
         super().__init__()
         self.spec, self.embed_dim, self.num_heads = spec, embed_dim, num_heads
         self.offset: float | Tensor = self.first_offset
+        for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads)):
+            if size < 1:
+                raise ValueError(f"{name}={size}: must be at least 1")
         per_head = embed_dim // num_heads
         if spec.gate != "constant" and spec.predictor != "features" and per_head * num_heads != embed_dim:
             raise ValueError(
