@@ -267,6 +267,17 @@ def test_what_outeffhop_0_1_0_wrote_is_read(tmp_path):
     assert_same(model, AutoModelForMaskedLM.from_pretrained(tmp_path))
 
 
+def test_layers_as_outeffhop_0_1_0_named_them_are_refused(tmp_path):
+    model = presets.build("stanhop", "tiny", "gated")
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    renamed = {name.replace(".state.gate.", ".gate."): value for name, value in weights.items()}
+    assert renamed.keys() != weights.keys()
+    save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"saved by outeffhop 0\.1\.0.*load it with that version"):
+        type(model).from_pretrained(tmp_path)
+
+
 def test_a_name_alone_is_saved(tmp_path):
     torch.manual_seed(0)
     model = AutoModelForMaskedLM.from_config(config("bert"), attn_implementation="outeffhop").eval()

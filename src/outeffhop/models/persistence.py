@@ -168,6 +168,11 @@ def _check_weights(model: PreTrainedModel, info: dict[str, Any]) -> None:
     ours["unexpected_keys"] = [name for name in ours["unexpected_keys"] if layers or _has_module_of(name, model)]
     method = next(iter(layers.values())).method if layers else method_of(model.config)
     at = model.config.name_or_path
+    if _former(info.get("unexpected_keys", ()), layers):
+        raise ValueError(
+            f"{at!r} was saved by outeffhop 0.1.0, which named its gates and sinks differently: load it with that "
+            "version"
+        )
     for kind in ("missing_keys", "mismatched_keys"):
         if ours[kind]:
             raise ValueError(
@@ -189,6 +194,13 @@ def _ours(names: Any, layers: dict[str, OutEffHop]) -> list[str]:
     flat = [name if isinstance(name, str) else name[0] for name in names]
     inner = tuple(f"{layer}.state." for layer in layers)
     return [name for name in flat if f".{NAME}." in f".{name}" or (inner and name.startswith(inner))]
+
+
+def _former(names: Any, layers: dict[str, OutEffHop]) -> bool:
+    """Whether a checkpoint's names are those that outeffhop 0.1.0 gave to gates, sinks, α and QK-norm of layers."""
+    parts = ("gate.", "association.sink", "association.raw_alpha", "association.qk_norm.")
+    former = tuple(f"{layer}.{part}" for layer in layers for part in parts)
+    return bool(former) and any(name.startswith(former) for name in names)
 
 
 def _has_module_of(weight: str, model: PreTrainedModel) -> bool:

@@ -214,3 +214,12 @@ def test_the_config_reads_back(whole_run):
     assert text.startswith("# outeffhop train --config")
     assert folder.config().train.max_steps == 12
     assert metrics(folder.path)[-1]["step"] == 12
+
+
+def test_a_run_of_an_earlier_version_is_not_continued(whole_run, tmp_path):
+    shutil.copytree(whole_run("opt"), tmp_path / "a")
+    env = json.loads((tmp_path / "a" / "env.json").read_text())
+    env["packages"]["outeffhop"] = "0.1.0"
+    (tmp_path / "a" / "env.json").write_text(json.dumps(env))
+    with pytest.raises(RuntimeError, match=r"started by outeffhop 0\.1\.0.*continue it with that version"):
+        resume(tmp_path / "a", quiet=True)

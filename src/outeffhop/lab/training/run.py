@@ -115,7 +115,20 @@ def prepare_data(config: RunConfig) -> Prepared:
     return prepare(config.data, TASK_OF[config.model], seed=config.train.seed, **samples)
 
 
+def _check_version(folder: RunFolder) -> None:
+    """Refuses to continue a run of an earlier version, whose checkpoints have another form."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        began = str(read_json(folder.path / "env.json")["packages"]["outeffhop"])
+        if began.split(".")[:2] != __version__.split(".")[:2]:
+            raise RuntimeError(
+                f"the run in {str(folder.path)!r} was started by outeffhop {began}, this is {__version__}: continue it "
+                "with that version, or start another"
+            )
+
+
 def _run(config: RunConfig, folder: RunFolder, quiet: bool, fresh: bool) -> Result:
+    if not fresh:
+        _check_version(folder)
     arguments = trainer_arguments(config, folder)
     with roll_call(folder, config.train.timeout):
         return _trained(config, folder, arguments, quiet, fresh)
