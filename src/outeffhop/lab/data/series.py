@@ -212,10 +212,17 @@ def prepare_series(series: Series, *, in_len: int, out_len: int) -> Prepared:
     train_rows = series.values[: series.rows[0]]
     if not len(train_rows):
         raise ValueError(f"data spec {series.source!r} has {len(series.values)} rows, none for training: give more")
-    mean, deviation = train_rows.mean(0), train_rows.std(0)
-    # rounding may give a series that is constant in the training rows a deviation of 1e-16
-    deviation = np.where(train_rows.max(0) > train_rows.min(0), deviation, 1.0)
-    scaled = torch.from_numpy((series.values - mean) / deviation).float()
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = train_rows.mean(0), train_rows.std(0)
+        # rounding may give a series that is constant in the training rows a deviation of 1e-16
+        deviation = np.where(train_rows.max(0) > train_rows.min(0), deviation, 1.0)
+        scaled = torch.from_numpy((series.values - mean) / deviation).float()
+    fine = np.isfinite(deviation) & torch.isfinite(scaled).all(0).numpy()
+    if not fine.all():
+        raise ValueError(
+            f"data spec {series.source!r}: {series.names[int(np.argmin(fine))]!r} has values too large to scale: "
+            "correct or drop them"
+        )
     sets = {}
     for split, begin, end in _bounds(series.rows):
         sets[split] = Windows(scaled[max(0, begin - in_len) : end], in_len, out_len)

@@ -82,6 +82,8 @@ def resolve(config: RunConfig) -> RunConfig:
         config = dataclasses.replace(config, init=_checkpoint(config.init))
     method = str(Method.parse(config.method))
     train = _filled(config.train, _RECIPES[config.model, config.preset])
+    anneal = 0 if config.init is None else (train.max_steps or 0) // 3
+    train = _filled(train, {"anneal_steps": anneal})
     _check_train(train)
     return dataclasses.replace(config, method=method, train=train, samples=_samples(config, _model_config(config)))
 

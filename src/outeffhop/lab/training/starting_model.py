@@ -39,7 +39,7 @@ def first_model(config: RunConfig, prepared: Prepared) -> tuple[Any, SinkSchedul
 
     A checkpoint with softmax starts near the function it was trained for, calibrated on training data.
     """
-    steps = _anneal_steps(config)
+    steps = config.train.anneal_steps
     if config.init is None or not steps:
         return build(config, prepared.changes), None
     logging.disable_progress_bar()
@@ -51,11 +51,6 @@ def first_model(config: RunConfig, prepared: Prepared) -> tuple[Any, SinkSchedul
     some = list(batches(prepared.train, prepared.eval_collate, size, limit=_BATCHES))
     convert(model, method, calibrate=some)
     return model, SinkSchedule(steps) if movable(method) else None
-
-
-def _anneal_steps(config: RunConfig) -> int:
-    chosen = config.train.anneal_steps
-    return (config.train.max_steps or 0) // 3 if chosen is None else chosen
 
 
 def _starts_near(model: PreTrainedModel, method: Method) -> bool:
