@@ -319,12 +319,14 @@ usage: outeffhop train --data SPEC --out FOLDER [options]
 
 Example: outeffhop train --model opt --method outeffhop --data builtin:text --out runs/a
 
-  --model bert|opt|vit|stanhop     default: opt
+  --model bert|opt|vit|stanhop     or a folder with a config.json; default: opt
   --preset tiny|small|paper        its size; default: tiny
   --method NAME    attention method (see outeffhop methods); default: outeffhop
   --data SPEC      training data (see outeffhop data)
   --out FOLDER     folder of the run; must not hold a run yet
-  --init FOLDER    start from this checkpoint, converted to the method, instead of from new weights
+  --init FOLDER    start from this checkpoint of any transformers model, converted to the method
+  --teacher FOLDER imitate the outputs of this checkpoint instead of learning from labels
+  --task NAME      mlm, clm, seq2seq, classification, forecasting; by default that of the model
   --changes NAME VALUE ...         fields of the model's config
   --config FILE    YAML with any of these; flags override it
   --resume auto    continue the run in --out, if there is one

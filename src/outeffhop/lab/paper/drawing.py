@@ -10,7 +10,7 @@ from typing import Any
 from outeffhop._io import write_whole
 from outeffhop._naming import require
 
-__all__ = ["COLOURS", "MARKERS", "colour", "logarithmic", "marker", "new", "save"]
+__all__ = ["COLOURS", "MARKERS", "colour", "logarithmic", "marker", "new", "png", "save"]
 
 # Okabe and Ito's palette
 COLOURS = {
@@ -71,7 +71,12 @@ def logarithmic(axis: Any, side: str) -> None:
 
 
 def save(figure: Any, folder: Path, name: str) -> None:
-    """Writes ``NAME.png``, on white so that a dark page can show it."""
+    """Writes ``NAME.png``."""
+    write_whole(folder / f"{name}.png", png(figure))
+
+
+def png(figure: Any) -> bytes:
+    """The figure as a PNG, on white so that a dark page can show it."""
     from matplotlib import __version__
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
@@ -85,4 +90,4 @@ def save(figure: Any, folder: Path, name: str) -> None:
     software.add_text("Software", f"matplotlib {__version__}")
     small = BytesIO()
     colours.save(small, format="png", optimize=True, pnginfo=software)
-    write_whole(folder / f"{name}.png", small.getvalue())
+    return small.getvalue()

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from outeffhop._io import from_plain, write_whole
 from outeffhop.lab.training.config import RunConfig
-from outeffhop.lab.training.recipes import TASK_OF, paper_steps
+from outeffhop.lab.training.recipes import paper_steps
 from outeffhop.lab.training.rundir import RunFolder
+from outeffhop.lab.training.starting_model import AUTO_CLASSES
 from outeffhop.methods import Method
 from outeffhop.models import presets
+from outeffhop.models.stanhop import StanhopForForecasting
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCardData
@@ -34,6 +36,8 @@ _NAME = {"bert": "BERT", "opt": "OPT", "vit": "ViT", "stanhop": "STanHop-Net"}
 _PIPELINE = {
     "mlm": "fill-mask",
     "clm": "text-generation",
+    "seq2seq": "text2text-generation",
+    "embedding": "feature-extraction",
     "classification": "image-classification",
     "forecasting": "time-series-forecasting",
 }
@@ -94,7 +98,7 @@ def _finished(run: RunFolder) -> dict[str, Any]:
 def _metadata(name: str, config: RunConfig, method: Method, result: dict[str, Any]) -> ModelCardData:
     from huggingface_hub import EvalResult, ModelCardData
 
-    pipeline, source = _PIPELINE[TASK_OF[config.model]], _source(config.data)
+    pipeline, source = _PIPELINE[str(config.task)], _source(config.data)
     hub = config.data.removeprefix("hub:").strip("/").split("/")[:2] if config.data.startswith("hub:") else []
     results = [
         EvalResult(
@@ -111,7 +115,7 @@ def _metadata(name: str, config: RunConfig, method: Method, result: dict[str, An
     return ModelCardData(
         library_name="transformers",
         pipeline_tag=pipeline,
-        tags=["outeffhop", config.model, method.name],
+        tags=["outeffhop", _kind(config), method.name],
         datasets="/".join(hub) or None,
         model_name=name,
         eval_results=results or None,
@@ -119,22 +123,31 @@ def _metadata(name: str, config: RunConfig, method: Method, result: dict[str, An
 
 
 def _opening(config: RunConfig, method: Method, env: dict[str, Any], result: dict[str, Any]) -> str:
-    preset = presets.MODELS[config.model]
-    millions = preset.paper_parameters[method.gate is not None]
     begun = f" Training started from the checkpoint {_code(Path(config.init).name)}." if config.init else ""
     early = ", until the validation metric no longer improved" if result["stopped_early"] else ""
+    paper = ""
+    if config.model in presets.MODELS:
+        millions = presets.MODELS[config.model].paper_parameters[method.gate is not None]
+        paper = (
+            f" The paper's model of this kind has {millions:g} million parameters and a recipe of up to "
+            f"{paper_steps(config.model):,} steps; compare the numbers below with that in mind."
+        )
     return (
-        f"{_NAME[config.model]} with the attention method {_code(config.method)}, trained on "
-        f"{_code(_source(config.data))} by outeffhop (the Outlier-Efficient Modern Hopfield Model).{begun}\n\n"
+        f"{_NAME.get(_kind(config), _text(_kind(config)))} with the attention method {_code(config.method)}, trained "
+        f"on {_code(_source(config.data))} by outeffhop (the Outlier-Efficient Modern Hopfield Model).{begun}\n\n"
         f"**Scale.** {env['parameters']:,} parameters, {result['steps']:,} steps of {config.train.batch_size:,} "
-        f"samples{early}. The paper's model of this kind has {millions:g} million parameters and a recipe of up to "
-        f"{paper_steps(config.model):,} steps; compare the numbers below with that in mind."
+        f"samples{early}.{paper}"
     )
 
 
+def _kind(config: RunConfig) -> str:
+    """The preset, the type of the checkpoint's model, or the name of the folder it was built from."""
+    return _plain(Path(str(config.model)).name)
+
+
 def _loading(config: RunConfig) -> str:
-    kind = presets.MODELS[config.model].auto_class
-    where = "transformers" if kind.__module__.startswith("transformers.") else "outeffhop.models.stanhop"
+    kind: Any = StanhopForForecasting if config.task == "forecasting" else AUTO_CLASSES[str(config.task)]
+    where = "outeffhop.models.stanhop" if kind is StanhopForForecasting else "transformers"
     return f"""## How to load
 
 ```python

@@ -8,7 +8,6 @@ import torch
 
 from outeffhop.lab.data import Prepared
 from outeffhop.lab.training.config import RunConfig, TrainConfig
-from outeffhop.metrics import task_of
 from outeffhop.outliers.tensors import pick
 
 __all__ = ["check_device", "check_run", "chosen_tensors", "misfit"]
@@ -31,8 +30,6 @@ def check_run(config: RunConfig, model: Any, prepared: Prepared) -> None:
             f"data={config.data!r} has {len(prepared.train)} training samples, fewer than "
             f"train.batch_size={train.batch_size}: choose a smaller batch, shorter samples or more data"
         )
-    if config.init is not None and not _learns(model, prepared.task):
-        raise ValueError(f"init={config.init!r} holds a {kind}, which has no head that learns {prepared.task}")
     unfit = misfit(prepared, model.config)
     if unfit is not None:
         name, wanted, has = unfit
@@ -64,10 +61,3 @@ def chosen_tensors(train: TrainConfig) -> str | list[str]:
     """``train.outlier_tensors`` as ``outeffhop.outliers.measure`` takes it."""
     chosen = train.outlier_tensors
     return chosen if chosen in ("paper", "all") else [pattern.strip() for pattern in chosen.split(",")]
-
-
-def _learns(model: Any, task: str) -> bool:
-    try:
-        return task_of(model) == task
-    except ValueError:  # a model without a head
-        return False

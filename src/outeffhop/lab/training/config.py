@@ -121,23 +121,27 @@ class RunConfig:
     """A training run.
 
     Attributes:
-        model: bert, opt, vit or stanhop.
-        preset: size of the model: tiny, small or paper.
+        model: bert, opt, vit or stanhop, or a folder with a config.json to build from; opt by default.
+        preset: size of the model, and of its recipe: tiny, small or paper.
         method: attention method, as listed by `outeffhop methods`.
         data: what to train on, as listed by `outeffhop data`.
         out: folder of the run; must be new or empty.
-        init: folder of a checkpoint to start from instead of new weights; it is converted to the method.
+        init: folder of a checkpoint to start from instead of a new model; it is converted to the method.
+        teacher: folder of a checkpoint whose outputs are imitated, instead of labels; without a head, init by default.
+        task: what the model learns; by default what its architecture is for.
         changes: fields of the model's config to change, by name.
         train: how the model is trained.
         samples: how data is turned into samples.
     """
 
-    model: Literal["bert", "opt", "vit", "stanhop"] = "opt"
+    model: str | None = None
     preset: Literal["tiny", "small", "paper"] = "tiny"
     method: str = "outeffhop"
     data: str = ""
     out: str = ""
     init: str | None = None
+    teacher: str | None = None
+    task: str | None = None
     changes: dict[str, int | float | bool | str] = field(default_factory=dict)
     train: TrainConfig = TrainConfig()
     samples: DataConfig = DataConfig()

@@ -84,7 +84,8 @@ def estimate(config: RunConfig, prepared: Prepared) -> Estimate:
         }
         counter = FlopCounterMode(display=False)
         with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-            model(**inputs).loss.backward()
+            found = model(**inputs)
+            (found.loss if found.get("loss") is not None else found[0].float().mean()).backward()
         count = sum(p.numel() for p in model.parameters())
     flops = counter.get_total_flops() * train.accumulate
     bytes_saved = sum(size for (key, _), size in kept.items() if key not in weights)

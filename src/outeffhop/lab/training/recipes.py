@@ -1,4 +1,4 @@
-"""The recipe of each model and size: the paper's, and ours for two CPU cores or one GPU."""
+"""The recipe of each model and size: the paper's, ours for two CPU cores or one GPU, and that of fine-tuning."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
-from outeffhop._naming import did_you_mean
+from outeffhop._naming import did_you_mean, known
 from outeffhop.lab.training.config import DataConfig, RunConfig, TrainConfig, from_dict, to_dict
 from outeffhop.lab.training.rundir import RunFolder
 from outeffhop.methods import Method
+from outeffhop.metrics import task_of
 from outeffhop.models import presets
 from outeffhop.models.remote_code import refuse_code
 
-__all__ = ["TASK_OF", "paper_steps", "resolve"]
+__all__ = ["new_config", "paper_steps", "resolve"]
 
-# model → the task it learns
-TASK_OF = {"bert": "mlm", "opt": "clm", "vit": "classification", "stanhop": "forecasting"}
+# preset → the task it learns
+_TASK_OF = {"bert": "mlm", "opt": "clm", "vit": "classification", "stanhop": "forecasting"}
+# task → the preset whose recipe a new model of another architecture gets
+_LIKE = {task: model for model, task in _TASK_OF.items()} | {"seq2seq": "opt", "embedding": "bert"}
 
 _TEXT = dict(optimizer="adamw", clip_norm=1.0, min_lr=0.0, patience=0)
 _BERT = dict(_TEXT, weight_decay=0.01, betas=(0.9, 0.999), schedule="linear")
@@ -59,6 +62,20 @@ _RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     ("stanhop", "paper"): dict(_STANHOP, lr=1e-4, batch_size=128, max_steps=6600, **_OFTEN),
 }
 
+# a checkpoint is fine-tuned, whatever its size
+_TUNED = dict(_OPT, lr=2e-4, batch_size=16, max_steps=1000, warmup_steps=50, **_OFTEN)
+_TUNING: dict[str, dict[str, Any]] = {
+    "mlm": dict(_TUNED, weight_decay=0.01, betas=(0.9, 0.999)),
+    "clm": _TUNED,
+    "seq2seq": _TUNED,
+    # dropout and decay would pull it away from its teacher
+    "embedding": dict(_TUNED, weight_decay=0.0),
+    "classification": dict(_VIT, lr=1e-4, min_lr=0.0, batch_size=64, max_steps=1000, warmup_steps=50, **_OFTEN),
+    "forecasting": dict(_STANHOP, lr=1e-4, batch_size=32, max_steps=1000, **_OFTEN),
+}
+
+_DEFAULT = "opt"  # the preset that is trained if nothing is named
+
 _AT_LEAST_ONE = (
     "max_steps",
     "batch_size",
@@ -78,14 +95,56 @@ def resolve(config: RunConfig) -> RunConfig:
     config = from_dict(to_dict(config))  # a config made in Python is held to the same types as a file
     if not config.data:
         raise ValueError("data is missing: a spec such as builtin:text, or a path (`outeffhop data` lists them)")
-    if config.init is not None:
-        config = dataclasses.replace(config, init=_checkpoint(config.init))
+    if config.task is not None:
+        known("task", config.task, _TUNING)
+    config = dataclasses.replace(
+        config, init=_checkpoint("init", config.init), teacher=_checkpoint("teacher", config.teacher)
+    )
     method = str(Method.parse(config.method))
-    train = _filled(config.train, _RECIPES[config.model, config.preset])
+    sizes = _model_config(config)
+    task = _task(config, sizes)
+    config = dataclasses.replace(config, task=task, model=_model_name(config, sizes), teacher=_teacher(config, task))
+    train = _filled(config.train, _recipe(config))
     anneal = 0 if config.init is None else (train.max_steps or 0) // 3
     train = _filled(train, {"anneal_steps": anneal})
     _check_train(train)
-    return dataclasses.replace(config, method=method, train=train, samples=_samples(config, _model_config(config)))
+    return dataclasses.replace(config, method=method, train=train, samples=_samples(config, sizes))
+
+
+def _recipe(config: RunConfig) -> dict[str, Any]:
+    if config.init is not None:
+        return _TUNING[str(config.task)]
+    like = config.model if config.model in presets.MODELS else _LIKE[str(config.task)]
+    return _RECIPES[str(like), config.preset]
+
+
+def _model_name(config: RunConfig, sizes: PreTrainedConfig) -> str:
+    return sizes.model_type if config.init is not None else config.model or _DEFAULT
+
+
+def _task(config: RunConfig, sizes: PreTrainedConfig) -> str:
+    """The task that is asked for, or what the model's architecture learns."""
+    if config.init is None and (config.model or _DEFAULT) in _TASK_OF:
+        own = _TASK_OF[config.model or _DEFAULT]
+    else:
+        try:
+            own = task_of(sizes)
+        except ValueError as error:
+            if config.task is not None and not sizes.architectures:
+                return config.task
+            given = f"init={config.init!r}" if config.init is not None else f"model={config.model!r}"
+            raise ValueError(f"{given}: {error}") from None
+    if config.task not in (None, own):
+        raise ValueError(f"task={config.task!r}: this model learns {own}; leave it out")
+    return own
+
+
+def _teacher(config: RunConfig, task: str) -> str | None:
+    if config.teacher is not None or task != "embedding":
+        return config.teacher
+    if config.init is None:
+        raise ValueError("a new model without a head has nothing to learn from: give a teacher, or a model with a head")
+    return config.init  # it is its own teacher
 
 
 def paper_steps(model: str) -> int:
@@ -93,51 +152,80 @@ def paper_steps(model: str) -> int:
     return int(_RECIPES[model, "paper"]["max_steps"])
 
 
-def _checkpoint(init: str) -> str:
+def _checkpoint(name: str, given: str | None) -> str | None:
     """The folder of the checkpoint itself: a finished run stands for its model."""
-    run = RunFolder(init)
+    if given is None:
+        return None
+    run = RunFolder(given)
     if not run.exists or (run.path / "config.json").is_file():  # a checkpoint may hold some other config.yaml
         return str(run.path)
     if not run.finished:
-        raise ValueError(f"init={init!r} is an unfinished run: name one of its checkpoints, or finish it")
+        raise ValueError(f"{name}={given!r} is an unfinished run: name one of its checkpoints, or finish it")
     return str(run.model)
 
 
 def _model_config(config: RunConfig) -> Any:
-    """The config of the model to train, from its preset or from the checkpoint it starts from."""
-    preset: PreTrainedConfig = presets.config(config.model, config.preset)
-    for name in config.changes:
-        if not presets.is_field(preset, name):
-            near = did_you_mean(name, preset.to_dict())
-            raise ValueError(f"changes.{name} is not a field of {type(preset).__name__}{near}")
-    if config.init is None:
-        try:
-            return presets.config(config.model, config.preset, **config.changes)
-        # a field of another type, or fields that contradict each other
-        except (StrictDataclassError, TypeError, AttributeError) as error:
-            raise ValueError(f"changes={config.changes!r}: {' '.join(str(error).split())}") from None
-    if config.changes:
-        raise ValueError(
-            f"changes={config.changes!r} cannot be applied to init={config.init!r}: its weights have their sizes"
-        )
-    refuse_code(Path(config.init) / "config.json")
+    """The config of the model to train: from its preset, from a folder, or from the checkpoint it starts from."""
+    if config.init is not None:
+        if config.changes:
+            raise ValueError(
+                f"changes={config.changes!r} cannot be applied to init={config.init!r}: its weights have their sizes"
+            )
+        own = _read_config("init", config.init)
+        named = presets.MODELS[config.model].config.model_type if config.model in presets.MODELS else config.model
+        if named not in (None, own.model_type):
+            raise ValueError(f"init={config.init!r} holds a {own.model_type}, not model={config.model!r}: leave it out")
+        return own
+    return new_config(config, config.changes)
+
+
+def new_config(config: RunConfig, changes: dict[str, Any]) -> PreTrainedConfig:
+    """The config of a new model, from its preset or its folder, with other values in some fields."""
+    name = config.model or _DEFAULT
+    if name in presets.MODELS:
+        given = presets.config(name, config.preset)
+    elif Path(name).is_dir():
+        given = _read_config("model", name)
+    else:
+        near = did_you_mean(name, presets.MODELS)
+        raise ValueError(f"model={name!r} is neither a preset nor a folder with a config.json{near}")
+    for field in changes:
+        if not presets.is_field(given, field):
+            raise ValueError(
+                f"changes.{field} is not a field of {type(given).__name__}{did_you_mean(field, given.to_dict())}"
+            )
     try:
-        own: PreTrainedConfig = AutoConfig.from_pretrained(config.init, local_files_only=True, trust_remote_code=False)
+        return (
+            presets.config(name, config.preset, **changes)
+            if name in presets.MODELS
+            else _read_config("model", name, **changes)
+        )
+    # a field of another type, or fields that contradict each other
+    except (StrictDataclassError, TypeError, AttributeError) as error:
+        raise ValueError(f"changes={changes!r}: {' '.join(str(error).split())}") from None
+
+
+def _read_config(name: str, folder: str, **changes: Any) -> PreTrainedConfig:
+    refuse_code(Path(folder) / "config.json")
+    try:
+        found: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **changes
+        )
     except (OSError, ValueError, KeyError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"init={config.init!r} is not a checkpoint folder: {first}") from None
-    if own.model_type != preset.model_type:
-        raise ValueError(f"init={config.init!r} holds a {own.model_type}, not model={config.model!r}")
-    return own
+        kind = "checkpoint folder" if name == "init" else "folder with a config.json"
+        raise ValueError(f"{name}={folder!r} is not a {kind}: {first}") from None
+    return found
 
 
 def _samples(config: RunConfig, sizes: Any) -> DataConfig:
-    task = TASK_OF[config.model]
+    task = config.task
     recipe: dict[str, Any] = {}
-    if task in ("mlm", "clm"):
-        recipe = dict(length=min(128 if task == "mlm" else 512, sizes.max_position_embeddings))
+    if task in ("mlm", "clm", "seq2seq") or (task == "embedding" and hasattr(sizes, "vocab_size")):
+        longest = getattr(sizes, "max_position_embeddings", None) or 512
+        recipe = dict(length=min(512 if task == "clm" else 128, longest))
         recipe["vocab_size"] = sizes.vocab_size
-    elif task == "classification":
+    elif task in ("classification", "embedding"):
         recipe = dict(image_size=sizes.image_size, augment="paper" if config.preset == "paper" else "none")
         recipe["label_smoothing"] = 0.1 if config.preset == "paper" else 0.0
     else:

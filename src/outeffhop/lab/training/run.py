@@ -31,10 +31,10 @@ from outeffhop.lab.training.card import CARD, model_card
 from outeffhop.lab.training.checks import check_run, chosen_tensors
 from outeffhop.lab.training.config import RunConfig, TrainConfig, to_dict
 from outeffhop.lab.training.processes import roll_call
-from outeffhop.lab.training.recipes import TASK_OF, resolve
+from outeffhop.lab.training.recipes import resolve
 from outeffhop.lab.training.rundir import RunFolder, step_of
 from outeffhop.lab.training.sharding import shard
-from outeffhop.lab.training.starting_model import first_model
+from outeffhop.lab.training.starting_model import first_model, has_tokenizer, load_teacher
 from outeffhop.lab.training.trainer import RunTrainer
 from outeffhop.lab.training.trainer_arguments import RunArguments, trainer_arguments
 from outeffhop.lab.training.training_state import model_state
@@ -44,9 +44,10 @@ from outeffhop.outliers import OutlierPenalty
 __all__ = ["train", "resume", "prepare_data", "Result"]
 
 # task → the metric that patience watches, and whether more of it is better
-_CHIEF = {"mlm": ("eval_loss", False), "clm": ("eval_loss", False)} | {
+_CHIEF = dict.fromkeys(("mlm", "clm", "seq2seq"), ("eval_loss", False)) | {
     "classification": ("eval_accuracy", True),
     "forecasting": ("eval_mse", False),
+    "embedding": ("eval_cosine", True),
 }
 _PACKAGES = ("torch", "transformers", "accelerate", "numpy")
 
@@ -110,9 +111,10 @@ def resume(path: str | Path, *, quiet: bool = False) -> Result:
 def prepare_data(config: RunConfig) -> Prepared:
     """The data of a resolved config."""
     samples = {k: v for k, v in dataclasses.asdict(config.samples).items() if v is not None}
-    if config.init is not None and TASK_OF[config.model] in ("mlm", "clm") and "tokenizer" not in samples:
-        samples["tokenizer"] = config.init  # the weights know no other tokenizer's ids
-    return prepare(config.data, TASK_OF[config.model], seed=config.train.seed, **samples)
+    own = config.init or (config.model if has_tokenizer(str(config.model)) else None)
+    if own is not None and "vocab_size" in samples and "tokenizer" not in samples:
+        samples["tokenizer"] = own  # the weights know no other tokenizer's ids
+    return prepare(config.data, str(config.task), seed=config.train.seed, **samples)
 
 
 def _check_version(folder: RunFolder) -> None:
@@ -148,6 +150,7 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
     set_seed(train.seed)
     model, schedule = first_model(config, prepared)
     check_run(config, model, prepared)
+    teacher = load_teacher(config, model, arguments.device)
     last = folder.last_checkpoint()
     if schedule is not None and last is not None:  # its weights are loaded into what there was at its last step
         schedule.apply(model, step_of(last) - 1)
@@ -180,6 +183,7 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
             folder,
             decay_norms=config.model == "opt",
             penalty=penalty,
+            teacher=teacher,
             checkpoint=last,
             over=last is not None and _over(last, train, patience),
             callbacks=[*callbacks, interrupt],

@@ -23,6 +23,7 @@ from outeffhop.lab.data import Prepared, batches
 from outeffhop.lab.training import training_state as kept
 from outeffhop.lab.training.checks import chosen_tensors
 from outeffhop.lab.training.config import TrainConfig
+from outeffhop.lab.training.imitation import Teacher, inputs_of
 from outeffhop.lab.training.nonfinite import LossWatch, NotFinite, broken_weights, what_broke
 from outeffhop.lab.training.optimization import make_optimizer, make_schedule
 from outeffhop.lab.training.rundir import RunFolder
@@ -47,6 +48,8 @@ class RunTrainer(Trainer):
         prepared: the data.
         folder: the run's.
         decay_norms: apply weight decay to the scales of norms as well.
+        penalty: added to the loss; already attached to the model.
+        teacher: the model to imitate, instead of learning from labels.
         checkpoint: the folder to resume from.
         over: that checkpoint is the run's last one, so no step is left to take.
         callbacks: of transformers.
@@ -66,13 +69,14 @@ class RunTrainer(Trainer):
         *,
         decay_norms: bool,
         penalty: OutlierPenalty | None,
+        teacher: Teacher | None,
         checkpoint: Path | None,
         over: bool,
         callbacks: list[TrainerCallback],
     ) -> None:
         self.settings, self.prepared, self.folder, self.decay_norms = train, prepared, folder, decay_norms
         self.sampler = EpochSampler(len(prepared.train), train.batch_size or 1, train.seed)
-        self.penalty, self.checkpoint, self.over = penalty, checkpoint, over
+        self.penalty, self.teacher, self.checkpoint, self.over = penalty, teacher, checkpoint, over
         self._random_from = checkpoint  # until its random numbers are restored
         self._measured = self._evaluated = -1  # the last steps these were done at
         self._last_report: tuple[int, Any] = (-1, None)
@@ -140,6 +144,8 @@ class RunTrainer(Trainer):
 
         A tensor only if the count is made on the device: moving a number there waits for all work in its queue.
         """
+        if self.teacher is not None:
+            return self.teacher.items(batch)
         if self.prepared.task == "forecasting":
             return batch["future_values"].numel()
         if self.prepared.task == "classification":
@@ -156,13 +162,17 @@ class RunTrainer(Trainer):
     ) -> Any:
         """These inputs' part of the step's mean, times the processes, whose gradients are averaged."""
         soft = inputs.get("soft_labels")
-        given = {name: value for name, value in inputs.items() if name != "soft_labels"}
-        if soft is not None:
-            given.pop("labels")
-        outputs = model(**given)
-        loss = outputs.loss
-        if soft is not None:
-            loss = nn.functional.cross_entropy(outputs.logits.float(), soft)
+        if soft is None and self.teacher is None:
+            given = dict(inputs)
+            outputs = model(**given)
+            loss = outputs.loss
+        else:
+            given = inputs_of(inputs, self.model)
+            outputs = model(**given)
+            if self.teacher is not None:
+                loss = self.teacher.loss(outputs, inputs)
+            elif soft is not None:
+                loss = nn.functional.cross_entropy(outputs.logits.float(), soft)
             if self.penalty is not None:  # the model adds it to a loss of its own only
                 loss = loss + self.penalty.term()
         if num_items_in_batch is not None:
@@ -262,8 +272,11 @@ class RunTrainer(Trainer):
             return self._last_metrics[1]
         limit = self.settings.eval_batches
         given = batches(self.prepared.validation, self.prepared.eval_collate, self._eval_batch(), limit=limit)
-        with evaluating(self.model):
-            found = metric_for(self.prepared.task)(self.model, given)
+        if self.prepared.task == "embedding" and self.teacher is not None:
+            found = self.teacher.likeness(self.model, given)
+        else:
+            with evaluating(self.model):
+                found = metric_for(self.prepared.task)(self.model, given)
         metrics = {f"eval_{name}": value for name, value in found.items()}
         self._last_metrics = self.state.global_step, metrics
         if self._evaluated == self.state.global_step:  # its line was written before a kill

@@ -1,0 +1,84 @@
+"""The recipe of a mending: which method a model gets, and how it is fine-tuned."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from outeffhop.lab.mending.mend_config import MendConfig
+from outeffhop.lab.training.config import DataConfig, RunConfig, TrainConfig
+from outeffhop.lab.training.recipes import resolve
+
+__all__ = ["recipe"]
+
+AUTO = "vanilla"
+_MINUTES = 10.0
+# task → learning rate, and weight of the penalty, which is relative to the size of the loss
+_SETTINGS = {
+    "clm": (3e-4, 0.1),
+    "mlm": (3e-4, 0.1),
+    "seq2seq": (3e-4, 0.1),
+    "classification": (1e-4, 0.1),
+    "forecasting": (1e-4, 0.1),
+    "embedding": (2e-4, 0.05),
+}
+
+
+def recipe(config: MendConfig, *, plain: bool = False) -> RunConfig:
+    """The run that mends, resolved, with its number of steps still to be found; or the one it is compared with.
+
+    Args:
+        plain: without any remedy: no other method and no penalty.
+    """
+    method = "vanilla" if plain else AUTO if config.method == "auto" else config.method
+    given: dict[str, Any] = dict(
+        batch_size=config.batch_size,
+        accumulate=config.accumulate,
+        seed=config.seed,
+        precision=config.precision,
+        gradient_checkpointing=config.gradient_checkpointing,
+        device=config.device,
+        eval_batches=config.batches,
+        outlier_batches=min(config.batches, 4),
+        keep=1,
+        max_steps=config.steps,
+    )
+    resolved = resolve(
+        RunConfig(
+            method=method,
+            data=config.data,
+            init=config.checkpoint,
+            teacher=config.teacher,
+            train=TrainConfig(**given),
+            samples=DataConfig(length=config.length, tokenizer=config.tokenizer),
+        )
+    )
+    lr, penalty = _SETTINGS[str(resolved.task)]
+    return dataclasses.replace(
+        resolved,
+        train=dataclasses.replace(
+            resolved.train,
+            lr=lr if config.lr is None else config.lr,
+            penalty=0.0 if plain else penalty if config.penalty is None else config.penalty,
+        ),
+    )
+
+
+def minutes_of(config: MendConfig) -> float | None:
+    """How long to train, if a number of steps was not given."""
+    return None if config.steps is not None else config.minutes or _MINUTES
+
+
+def with_steps(run: RunConfig, steps: int, out: str) -> RunConfig:
+    """The run with a number of steps and a folder: everything that is done now and then depends on the number."""
+    train = dataclasses.replace(
+        run.train,
+        max_steps=steps,
+        warmup_steps=max(1, steps // 20),
+        anneal_steps=steps // 3,
+        eval_steps=max(1, steps // 4),
+        save_steps=max(1, min(100, steps // 4)),
+        outlier_steps=max(1, steps // 8),
+        log_steps=max(1, min(10, steps // 20)),
+    )
+    return dataclasses.replace(run, train=train, out=out)

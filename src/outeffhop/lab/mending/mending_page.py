@@ -1,0 +1,152 @@
+"""The page of a mending: outliers, attention and the cost of 8 bits, before and after."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable
+from html import escape
+from statistics import fmean
+
+from outeffhop.lab.mending.mend_report import Measured, MendReport
+from outeffhop.lab.paper.drawing import logarithmic, new, png
+from outeffhop.lab.report.html import Section, page, table
+from outeffhop.lab.report.outliers_page import number
+
+__all__ = ["cost_table", "mending_page"]
+
+# Okabe and Ito's palette, as in other figures
+_COLOURS = {"as it came": "#D55E00", "plain fine-tuning": "#E69F00", "mended": "#0072B2"}
+_SCHEMES = {
+    "paper": "W8A8 of everything, static per tensor",
+    "linear": "W8A8 of Linear layers, static per tensor",
+    "per-token": "W8A8 of Linear layers, dynamic per token",
+    "smoothquant": "W8A8 of Linear layers, SmoothQuant",
+}
+_WORST = 12
+
+
+def mending_page(report: MendReport) -> str:
+    """The report as one HTML file."""
+    metric = next(iter(report.before.full))
+    sections = [
+        Section(
+            "What 8 bits cost",
+            table(*cost_table(report)),
+            "Every row is one way to quantize, simulated; every column one model. The rows below the first are the "
+            "remedies that leave the model as it is: they need dynamic ranges, or leave everything except Linear "
+            "layers in floating point.",
+        ),
+        Section(
+            "Outliers by layer",
+            _figure(report, "inf norm", lambda m: _by_layer(m, "inf_norm"))
+            + _figure(report, "kurtosis", lambda m: _by_layer(m, "kurtosis")),
+            "The largest of the measured tensors of each layer; the inf norm is max |x| of a sample, averaged over "
+            "samples. A Gaussian has kurtosis 3.",
+        ),
+        Section(
+            "Attention on the first token",
+            _figure(report, "attention on the first token", _first_token, is_share=True),
+            "The mean over the heads of a layer. Heads with nothing to do park their attention there.",
+        ),
+        Section(
+            "The tensors to blame",
+            table(*_blamed(report)),
+            "The tensors of the model as it came that static 8 bits round worst, by the signal over the rounding error "
+            "of the median channel or token; and the same tensors of the mended model.",
+        ),
+    ]
+    return page(f"{report.checkpoint}, mended", sections, _head(report, metric))
+
+
+def cost_table(report: MendReport) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The metrics of each model in floating point and by each scheme, as text: columns and rows."""
+    models = report.columns
+    rows = [("max inf norm", *(number(m.outliers.max_inf_norm) for m in models.values()))]
+    rows += [("avg kurtosis", *(number(m.outliers.avg_kurtosis) for m in models.values()))]
+    for metric in report.before.full:
+        rows.append((f"{metric}, floating point", *(_short(m.full[metric]) for m in models.values())))
+        for scheme, words in _SCHEMES.items():
+            found = [m.quantized[scheme].mean(metric) for m in models.values()]
+            rows.append((f"{metric}, {words}", *map(_short, found)))
+    return ("", *models), rows
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if math.isfinite(value) and abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _head(report: MendReport, metric: str) -> str:
+    before, after = report.before, report.after
+    facts = {
+        f"{metric}, floating point": _pair(before.full[metric], after.full[metric]),
+        f"{metric}, W8A8": _pair(*(m.quantized["paper"].mean(metric) for m in (before, after))),
+        "max inf norm": _pair(before.outliers.max_inf_norm, after.outliers.max_inf_norm),
+        "avg kurtosis": _pair(before.outliers.avg_kurtosis, after.outliers.avg_kurtosis),
+        "fine-tuning": f"{report.steps:,} steps, {report.seconds / 60:.1f} min",
+    }
+    boxes = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
+    length = f" × {report.length} tokens" if report.length else ""
+    kept = "its architecture unchanged" if report.method == "vanilla" else f"attention method {report.method}"
+    learned = f"imitating {report.teacher}" if report.teacher else "from labels"
+    said = (
+        f"Fine-tuned on {report.data}, {report.batch_size}{length} a step, {learned}, learning rate {report.lr:g}, "
+        f"penalty {report.penalty:g} on the log kurtosis, seed {report.seed}; {kept}. Measured on "
+        f"{after.outliers.samples} samples of the validation split."
+    )
+    return f'<p>{escape(said)}</p><dl class="facts">{boxes}</dl>'
+
+
+def _pair(before: float, after: float) -> str:
+    return f"{_short(before)} → {_short(after)}"
+
+
+def _by_layer(model: Measured, field: str) -> list[float]:
+    """The largest value of the tensors of each layer, in the order of the layers."""
+    layers: dict[tuple[str, int], float] = {}
+    for tensor in model.outliers.tensors:
+        stack, layer, _ = tensor.place
+        value = getattr(tensor, field)
+        if layer is not None and value is not None:
+            layers[stack, layer] = max(layers.get((stack, layer), 0.0), value)
+    return list(layers.values())
+
+
+def _first_token(model: Measured) -> list[float]:
+    return [fmean(heads.first_token) for heads in model.outliers.attention]
+
+
+def _figure(report: MendReport, title: str, values: Callable[[Measured], list[float]], is_share: bool = False) -> str:
+    """A line for each model, as a PNG inside the page."""
+    lines = {name: values(model) for name, model in report.columns.items()}
+    if not any(lines.values()):
+        return ""
+    figure, axis = new(8.0, 3.0)
+    for name, line in lines.items():
+        axis.plot(range(len(line)), line, color=_COLOURS[name], label=name, marker="o", markersize=3)
+    axis.set_xlabel("layer")
+    axis.set_ylabel(title)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    if is_share:
+        axis.set_ylim(0.0, 1.0)
+    else:
+        logarithmic(axis, "y")
+    axis.legend(frameon=False)
+    data = base64.b64encode(png(figure)).decode()
+    return f'<figure><img alt="{escape(title)} by layer" src="data:image/png;base64,{data}"></figure>'
+
+
+def _blamed(report: MendReport) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    after = {row.name: row for row in report.after.quantized["paper"].worst}
+    rows: list[tuple[str, ...]] = []
+    for row in report.before.quantized["paper"].worst[:_WORST]:
+        mended = after.get(row.name)
+        rows.append(
+            (
+                row.name,
+                f"{row.typical_db:.1f}",
+                "each token's own" if row.low is None else f"[{row.low:.4g}, {row.high:.4g}]",
+                "no longer among the worst" if mended is None else f"{mended.typical_db:.1f}",
+            )
+        )
+    return ("tensor", "dB as it came", "its range", "dB mended"), rows
