@@ -1,4 +1,4 @@
-"""Tasks and their metrics: perplexity, accuracy, forecasting errors, and the SQNR of hidden states."""
+"""Tasks and their metrics: perplexity, accuracy, forecasting errors, and the SQNR of outputs."""
 
 from __future__ import annotations
 
@@ -14,66 +14,80 @@ from torch.nn.functional import cross_entropy
 from outeffhop._naming import known
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 __all__ = ["metric_for", "task_of", "TASKS"]
 
-TASKS = {  # task → the kind of data it needs, and the ending of architectures that learn it
-    "mlm": ("text", "ForMaskedLM"),
-    "clm": ("text", "ForCausalLM"),
-    "classification": ("images", "ForImageClassification"),
-    "forecasting": ("series", "ForForecasting"),
+TASKS = {  # the first kind is the one that builtin data has
+    "mlm": (("text",), ("ForMaskedLM",)),
+    "clm": (("text",), ("ForCausalLM", "LMHeadModel")),
+    "seq2seq": (("text", "pairs"), ("ForConditionalGeneration", "MTModel")),
+    "classification": (("images",), ("ForImageClassification",)),
+    "forecasting": (("series",), ("ForForecasting",)),
+    "embedding": (("text", "images"), ()),
 }
-"""Task → the kind of data it needs, and the ending of the architectures that learn it."""
+"""Task → the kinds of data that serve it, and words in the names of the architectures that learn it.
+
+"embedding" is the task of all other models: base models, and heads whose labels no data here has.
+"""
 
 Batch = Mapping[str, Tensor]
 Metric = Callable[[nn.Module, Iterable[Batch]], dict[str, float]]
 
 
-def task_of(model_or_config: PreTrainedModel | PreTrainedConfig) -> str:
-    """The task of a model or config, by its architecture: BertForMaskedLM learns mlm."""
-    config = getattr(model_or_config, "config", model_or_config)
-    is_config = config is model_or_config
-    names = list(getattr(config, "architectures", None) or []) if is_config else [type(model_or_config).__name__]
+def task_of(model_or_config: nn.Module | PreTrainedConfig) -> str:
+    """The task of a model or config, by its architecture: BertForMaskedLM learns mlm.
+
+    A vision-language model that generates text after text alone learns clm.
+    """
+    config: Any = getattr(model_or_config, "config", model_or_config)
+    for name, kind in _architectures(model_or_config, config):
+        takes = getattr(kind, "main_input_name", None)
+        for task, (_, words) in TASKS.items():
+            if not any(word in name for word in words):
+                continue
+            if task != "seq2seq":
+                return task
+            if takes in (None, "input_ids"):
+                return task if getattr(config, "is_encoder_decoder", False) else "clm"
+        if takes in ("input_ids", "pixel_values") and "ForConditionalGeneration" not in name:
+            return "embedding"
+        if takes is not None:
+            raise ValueError(f"{name} takes {takes}: only models of text alone, images alone or series are served")
+    names = ", ".join(name for name, _ in _architectures(model_or_config, config))
+    learned = ", ".join(f"…{words[0]} learns {task}" for task, (_, words) in TASKS.items() if words)
+    raise ValueError(f"no task is known for the architecture {names or 'of this config, which names none'}: {learned}")
+
+
+def _architectures(model_or_config: Any, config: Any) -> list[tuple[str, Any]]:
+    """Names of architectures and their classes, None for a class that transformers does not have."""
+    if config is not model_or_config:
+        return [(type(model_or_config).__name__, model_or_config)]
+    names = list(getattr(config, "architectures", None) or [])
     if not names and getattr(config, "model_type", None) == "stanhop":
         names = ["StanhopForForecasting"]  # its config serves this one architecture
-    for name in names:
-        for task, (_, architecture) in TASKS.items():
-            if architecture in name:
-                return task
-    learned = ", ".join(f"…{architecture} learns {task}" for task, (_, architecture) in TASKS.items())
-    raise ValueError(
-        f"no task is known for the architecture {', '.join(names) or 'of this config, which names none'}: {learned}"
-    )
+    import transformers
 
-
-def task_or_embedding(model: Any) -> str:
-    """The model's task, or "embedding" for a base model, which gives hidden states and has no head."""
-    try:
-        return task_of(model)
-    except ValueError:
-        if type(model).__name__.endswith("Model"):
-            return "embedding"
-        raise
+    return [(name, getattr(transformers, name, None)) for name in names]
 
 
 def metric_for(task: str, reference: nn.Module | None = None) -> Metric:
     """The metric of a task: a function of a model and batches that returns numbers by name, the main one first.
 
     Args:
-        task: "mlm" and "clm" give perplexity and loss, "classification" accuracy, "forecasting" mse and mae,
-            "embedding" the SQNR of the last hidden state against the reference's.
+        task: "mlm", "clm" and "seq2seq" give perplexity and loss, "classification" accuracy, "forecasting" mse and mae,
+            "embedding" the SQNR of the output (logits or last hidden state) against the reference's.
         reference: the model in floating point, for "embedding".
     """
-    known("task", task, [*TASKS, "embedding"])
-    if task in ("mlm", "clm"):
+    known("task", task, TASKS)
+    if task in ("mlm", "clm", "seq2seq"):
         return _Perplexity(shifted=task == "clm")
     if task == "classification":
         return _accuracy
     if task == "forecasting":
         return _errors
     if reference is None:
-        raise ValueError("reference=None: task='embedding' compares hidden states; pass the model in floating point")
+        raise ValueError("reference=None: task='embedding' compares outputs; pass the model in floating point")
     return _Sqnr(reference)
 
 
@@ -146,7 +160,7 @@ def _errors(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
 
 
 class _Sqnr:
-    """Power of the last hidden state over the power of its error, in decibels. Padding does not count."""
+    """Power of the output over the power of its error, in decibels. Padding does not count."""
 
     def __init__(self, reference: nn.Module) -> None:
         self.reference = reference
@@ -159,7 +173,18 @@ class _Sqnr:
     @torch.no_grad()
     def _pairs(self, model: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tensor, Tensor]]:
         for batch, out in _outputs(model, batches):
-            yield batch, self.reference(**batch).last_hidden_state, out.last_hidden_state
+            yield batch, _main_output(self.reference(**batch)), _main_output(out)
+
+
+def _main_output(out: Any) -> Tensor:
+    """The logits, else the last hidden state, else the first tensor of numbers, as of a head with several outputs."""
+    for name in ("logits", "last_hidden_state"):
+        if isinstance(getattr(out, name, None), Tensor):
+            return getattr(out, name)  # type: ignore[no-any-return]
+    found = next((t for t in out.to_tuple() if isinstance(t, Tensor) and t.is_floating_point()), None)
+    if found is None:
+        raise ValueError(f"{type(out).__name__} has no tensor of numbers to compare: it has {', '.join(out)}")
+    return found
 
 
 def sqnr_db(outputs: Iterable[tuple[Batch, Tensor, Tensor]]) -> float:

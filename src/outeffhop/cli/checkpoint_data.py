@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from outeffhop._io import check_folder
+from outeffhop.cli.image_settings import image_fields
 from outeffhop.cli.options import Checkpoint, Evaluate, Outliers, Quantize
 from outeffhop.lab.data import Prepared, prepare
 from outeffhop.lab.training import RunFolder
 from outeffhop.lab.training.checks import misfit
-from outeffhop.metrics import TASKS, task_of
+from outeffhop.metrics import task_of, to_device
 from outeffhop.models.checkpoint import load_checkpoint
+from outeffhop.models.positions import positions_of
 
-__all__ = ["Source", "opened", "without_labels"]
+__all__ = ["Source", "opened"]
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,11 @@ class Source:
     samples: dict[str, Any]
 
 
-def opened(options: Evaluate | Outliers | Quantize, **counts: int) -> tuple[PreTrainedModel, Source, Prepared, bool]:
-    """The model on its device, where it and its data come from, the data, and whether its head takes labels.
+def opened(options: Evaluate | Outliers | Quantize, **counts: int) -> tuple[PreTrainedModel, Source, Prepared]:
+    """The model on its device, where it and its data come from, and the data.
 
-    What would fail at the end is said first: a count below 1, or a folder that cannot be written to.
+    What would fail at the end is said first: a count below 1, a folder that cannot be written to, or a model that
+    does not run on such data.
     """
     counted = {"batch_size": options.batch_size, "batches": options.batches, "length": options.length, **counts}
     for name, value in counted.items():
@@ -49,8 +51,9 @@ def opened(options: Evaluate | Outliers | Quantize, **counts: int) -> tuple[PreT
     if options.out is not None:
         check_folder(options.out)
     model, source = _load(options)
-    prepared, has_task = _prepared_for(model, source, options.tokenizer)
-    return model, source, prepared, has_task
+    prepared = _prepared_for(model, source, options.tokenizer)
+    _check_runs(model, source, prepared)
+    return model, source, prepared
 
 
 def _load(options: Checkpoint) -> tuple[PreTrainedModel, Source]:
@@ -87,38 +90,48 @@ def _load(options: Checkpoint) -> tuple[PreTrainedModel, Source]:
     return model, Source(checkpoint, data, {k: v for k, v in samples.items() if v is not None})
 
 
-def _prepared_for(model: PreTrainedModel, source: Source, tokenizer: str | None) -> tuple[Prepared, bool]:
-    """The data in the form this model takes, and whether it has a head that takes labels."""
+def _prepared_for(model: PreTrainedModel, source: Source, tokenizer: str | None) -> Prepared:
+    """The data in the form this model takes."""
     config: Any = model.config
-    try:
-        task, has_task = task_of(model), True
-    except ValueError:  # a model without a head takes the inputs of a task, without its labels
-        task, has_task = {"pixel_values": "classification", "input_ids": "mlm"}.get(model.main_input_name, ""), False
-        if task not in TASKS:
-            raise
+    task = task_of(model)
     fields = dict(source.samples)
-    if task in ("mlm", "clm"):
-        length = fields.get("length", 128)
-        longest = getattr(config, "max_position_embeddings", None) or length
-        if fields.get("length", 0) > longest:  # cut silently, the numbers would be those of another length
-            raise ValueError(f"length={length}: the model of {source.checkpoint!r} has {longest} positions")
-        fields |= {"tokenizer": _tokenizer_folder(source.checkpoint, tokenizer), "length": min(length, longest)}
-    elif task == "classification":
-        fields |= {"image_size": config.image_size}
-    else:
+    if task == "forecasting":
         fields |= {"in_len": config.in_len, "out_len": config.out_len}
+    elif model.main_input_name == "pixel_values":
+        fields |= image_fields(model, source.checkpoint)
+    else:
+        length, longest = fields.get("length", 128), positions_of(model)
+        if longest is not None and fields.get("length", 0) > longest:
+            # cut silently, the numbers would be those of another length
+            raise ValueError(f"length={length}: the model of {source.checkpoint!r} has {longest} positions")
+        fields["tokenizer"] = _tokenizer_folder(source.checkpoint, tokenizer)
+        fields["length"] = length if longest is None else min(length, longest)
     prepared = prepare(source.data, task, **fields)
-    unfit = misfit(prepared, config, has_task)
+    if model.main_input_name not in prepared.validation[0]:
+        raise ValueError(
+            f"data={source.data!r} has {prepared.about['kind']}, but {type(model).__name__} takes "
+            f"{model.main_input_name}: give other data"
+        )
+    unfit = misfit(prepared, config.get_text_config())
     if unfit is not None:
         name, wanted, has = unfit
         raise ValueError(
             f"data={source.data!r} has {name}={wanted}, the model of {source.checkpoint!r} {has}: they do not fit"
         )
-    return prepared, has_task
+    return prepared
 
 
-def without_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value for name, value in batch.items() if name != "labels"}
+def _check_runs(model: PreTrainedModel, source: Source, prepared: Prepared) -> None:
+    """Runs one sample. A model may need inputs that no data here has, such as text and an image at once."""
+    batch = prepared.eval_collate([prepared.validation[0]])
+    try:
+        with torch.no_grad():
+            model(**to_device(batch, model))
+    except Exception as error:  # each architecture has its own way to say what it lacks
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"{type(model).__name__} of {source.checkpoint!r} does not run on {', '.join(batch)} alone: {said}"
+        ) from error
 
 
 def _tokenizer_folder(checkpoint: str, tokenizer: str | None) -> str:

@@ -20,9 +20,12 @@ _FILE = "evaluation.json"
 
 def run(options: Evaluate) -> None:
     """The task's metrics of a checkpoint on one split; written to ``out/evaluation.json`` if ``out`` is given."""
-    model, source, prepared, has_task = opened(options)
-    if not has_task:
-        raise ValueError(f"{type(model).__name__} has no head, so it has no metric; use `outeffhop outliers` for it")
+    model, source, prepared = opened(options)
+    if prepared.task == "embedding":
+        raise ValueError(
+            f"{type(model).__name__} has no head with a metric: use `outeffhop outliers`, or `outeffhop quantize`, "
+            "which compares its outputs before and after"
+        )
     samples = getattr(prepared, options.split)
     drawn = batches(samples, prepared.eval_collate, options.batch_size, limit=options.batches)
     found = metric_for(prepared.task)(model, drawn)

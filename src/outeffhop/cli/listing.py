@@ -135,7 +135,7 @@ def sources() -> dict[str, Any]:
         "builtin": {f"builtin:{name}": about for name, about in BUILTIN.items()},
         "path": dict(KINDS),
         "hub": {"hub:NAME[/CONFIG]": "a dataset of the Hugging Face hub with text, labelled images, or dated numbers"},
-        "tasks": {task: kind for task, (kind, _) in TASKS.items()},
+        "tasks": {task: " or ".join(kinds) for task, (kinds, _) in TASKS.items()},
     }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from outeffhop._io import to_plain, write_whole
-from outeffhop.cli.checkpoint_data import opened, without_labels
+from outeffhop.cli.checkpoint_data import opened
 from outeffhop.cli.console import print_json, print_table, progress
 from outeffhop.cli.options import Outliers
 from outeffhop.lab.data import batches
@@ -20,7 +20,7 @@ _SHOWN = 10
 
 def run(options: Outliers) -> None:
     """Measures, and writes ``outliers.json`` and ``outliers.html`` once everything is done."""
-    model, source, prepared, has_task = opened(options)
+    model, source, prepared = opened(options)
     if not len(prepared.validation):
         raise ValueError(f"data={source.data!r} has no samples to measure on")
     total = min(options.batches, -(-len(prepared.validation) // options.batch_size))
@@ -28,7 +28,7 @@ def run(options: Outliers) -> None:
     with progress(total) as tell:
         report = measure(
             model,
-            drawn if has_task else map(without_labels, drawn),
+            drawn,
             options.tensors,
             special_ids=_special_ids(prepared.tokenizer),
             progress=lambda done: tell(f"batch {done}/{total}", done),

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outeffhop.cli.checkpoint_data import opened, without_labels
+from outeffhop.cli.checkpoint_data import opened
 from outeffhop.cli.console import print_json, print_table, progress
 from outeffhop.cli.options import Quantize
 from outeffhop.lab.data import batches
@@ -38,18 +38,16 @@ def run(options: Quantize) -> None:
     if options.int8:
         _check_int8(options.out, scheme)
     counts = {"calibration_batches": options.calibration_batches, "seeds": options.seeds}
-    model, _, prepared, has_task = opened(options, **counts)
-    keep = dict if has_task else without_labels
+    model, _, prepared = opened(options, **counts)
     size, seeds, fold = options.batch_size, options.seeds, options.fold_layernorm
 
     def draw(seed: int) -> list[Batch]:
         samples = min(len(prepared.train), options.calibration_batches * size)
         order = torch.randperm(len(prepared.train), generator=torch.Generator().manual_seed(seed))[:samples]
         parts = (order[i : i + size] for i in range(0, samples, size))
-        return [keep(prepared.eval_collate([prepared.train[int(j)] for j in part])) for part in parts]
+        return [prepared.eval_collate([prepared.train[int(j)] for j in part]) for part in parts]
 
-    drawn = batches(prepared.validation, prepared.eval_collate, size, limit=options.batches)
-    measured = [keep(batch) for batch in drawn]
+    measured = list(batches(prepared.validation, prepared.eval_collate, size, limit=options.batches))
     done = count()
     with progress(1 + 2 * seeds) as tell:
         report = evaluate(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outeffhop.metrics import Batch, Metric, evaluating, metric_for, task_or_embedding, to_device
+from outeffhop.metrics import Batch, Metric, evaluating, metric_for, task_of, to_device
 from outeffhop.models.summary import model_summary
 from outeffhop.quantization.fold import fold_layernorm
 from outeffhop.quantization.placement_map import quantization_map
@@ -59,7 +59,7 @@ def evaluate(
         raise ValueError("evaluation holds no batch: a metric needs data")
     if not callable(calibration) and not len(calibration):
         raise ValueError("calibration holds no batch: ranges need data")
-    task = metric if isinstance(metric, str) else "custom" if metric is not None else task_or_embedding(model)
+    task = metric if isinstance(metric, str) else "custom" if metric is not None else task_of(model)
     measure: Metric = metric_for(task, model) if metric is None or isinstance(metric, str) else metric
     tell = progress or (lambda _: None)
 

@@ -28,7 +28,7 @@ from transformers.utils.generic import ModelOutput
 
 from outeffhop._io import check_folder, read_json, whole_folder, write_json
 from outeffhop._naming import known
-from outeffhop.metrics import Batch, task_or_embedding
+from outeffhop.metrics import Batch, task_of
 from outeffhop.models.summary import model_summary
 from outeffhop.quantization.int8_export import check_model, inputs_of, save_program
 from outeffhop.quantization.int8_graph import Operation, operations, placement
@@ -78,7 +78,7 @@ def export_int8(
             "format": _FORMAT,
             "model": type(model).__name__,
             "method": model_summary(model).method,
-            "task": task_or_embedding(model),
+            "task": task_of(model),
             "inputs": list(calibration[0]),
             "output": output,
             "smooth_quant": smooth_quant,

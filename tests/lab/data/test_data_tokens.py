@@ -368,3 +368,41 @@ def test_only_tokenizers_are_taken_as_such(trained, tmp_path):
 def test_the_length_is_checked(length, trained, tmp_path):
     with pytest.raises(ValueError, match=f"length={length!r}: must be an integer of at least 3"):
         prepare("builtin:text", "clm", tokenizer=trained, length=length, cache_dir=tmp_path)
+
+
+# ---- other tasks
+
+
+def test_an_embedding_gets_blocks_without_labels(corpus, trained, tmp_path):
+    masked = prepare(corpus, "mlm", tokenizer=trained, length=16, cache_dir=tmp_path)
+    data = prepare(corpus, "embedding", tokenizer=trained, length=16, cache_dir=tmp_path)
+    batch = data.eval_collate([data.train[0], data.train[1]])
+    assert set(batch) == {"input_ids"}
+    assert batch["input_ids"][1].equal(masked.train[1]["input_ids"])
+    assert data.task == "embedding"
+
+
+def test_special_ids_are_those_of_the_tokenizer(trained, tmp_path):
+    assert tokenizer.around_of(trained) == ((1,), (2,))
+    bare_bert(tmp_path)
+    assert tokenizer.around_of(load_tokenizer(tmp_path)) == ((2,), (3,))
+    bare_byte_level(tmp_path, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    (tmp_path / "vocab.txt").unlink()
+    assert tokenizer.around_of(load_tokenizer(tmp_path)) == ((2,), ())
+    bare_byte_level(tmp_path, ["<|endoftext|>"])
+    assert tokenizer.around_of(load_tokenizer(tmp_path)) == ((), ())
+
+
+@pytest.mark.parametrize("length", [16, 17])
+def test_the_decoder_continues_what_the_encoder_reads(corpus, trained, tmp_path, length):
+    plain = prepare(corpus, "clm", tokenizer=trained, length=length - 2, cache_dir=tmp_path)
+    data = prepare(corpus, "seq2seq", tokenizer=trained, length=length, cache_dir=tmp_path)
+    batch = data.collate([data.train[0], data.train[1]])
+    assert set(batch) == {"input_ids", "labels"}
+    assert batch["input_ids"].shape == (2, length // 2)
+    for i in range(2):
+        first, *source, last = batch["input_ids"][i].tolist()
+        assert (first, last) == (trained.bos_token_id, trained.eos_token_id)
+        assert source + batch["labels"][i].tolist() == plain.train[i]["input_ids"].tolist()
+    with pytest.raises(ValueError, match="length=5: must be an integer of at least 6"):
+        prepare(corpus, "seq2seq", tokenizer=trained, length=5, cache_dir=tmp_path)

@@ -11,10 +11,11 @@ from outeffhop._naming import known
 from outeffhop.lab.data.bags import load_bags
 from outeffhop.lab.data.corpus import Corpus, load_text, pieces
 from outeffhop.lab.data.image_files import load_images
+from outeffhop.lab.data.pairs import load_pairs
 from outeffhop.lab.data.preparing import kind_of
 from outeffhop.lab.data.samples import SPLITS
 from outeffhop.lab.data.series import load_series
-from outeffhop.lab.data.specs import Spec, parse, require_kind
+from outeffhop.lab.data.specs import Spec, parse, require_kind, tasks_of
 from outeffhop.metrics import TASKS
 
 __all__ = ["describe"]
@@ -31,11 +32,10 @@ def describe(spec: str | os.PathLike[str], task: str | None = None) -> dict[str,
         task: raise a ValueError if the data does not fit this task.
     """
     parsed = parse(spec)
-    kind = kind_of(parsed, None if task is None else TASKS[known("task", task, TASKS)][0])
+    kind = kind_of(parsed, () if task is None else TASKS[known("task", task, TASKS)][0])
     if task is not None:
         require_kind(parsed, kind, task)
-    tasks = [name for name, (needed, _) in TASKS.items() if needed == kind]
-    return {"spec": parsed.text, "kind": kind, "tasks": tasks, **_DESCRIBED[kind](parsed)}
+    return {"spec": parsed.text, "kind": kind, "tasks": tasks_of(kind), **_DESCRIBED[kind](parsed)}
 
 
 def _text(spec: Spec) -> dict[str, Any]:
@@ -52,6 +52,12 @@ def _beginnings(corpus: Corpus) -> Iterator[str]:
         if begins:
             yield text
         begins = ends
+
+
+def _pairs(spec: Spec) -> dict[str, Any]:
+    data = load_pairs(spec)
+    samples = [" → ".join(" ".join(text.split())[: _WIDTH // 2 - 2] for text in pair) for pair in data.splits["train"]]
+    return {"splits": {split: {"samples": len(data.splits[split])} for split in SPLITS}, "samples": samples[:_SAMPLES]}
 
 
 def _images(spec: Spec) -> dict[str, Any]:
@@ -87,4 +93,4 @@ def _bags(spec: Spec) -> dict[str, Any]:
     return {"splits": {"all": whole}, "samples": samples}
 
 
-_DESCRIBED = {"text": _text, "images": _images, "series": _series, "bags": _bags}
+_DESCRIBED = {"text": _text, "pairs": _pairs, "images": _images, "series": _series, "bags": _bags}

@@ -24,13 +24,21 @@ _ENOUGH = 4096  # evenly spaced images from which mean and standard deviation ar
 
 
 class ImageSet(Dataset[Sample]):
-    """Samples of pixel_values, float [C, S, S], and labels.
+    """Samples of pixel_values, float [C, S, S], and labels if ``labelled``.
 
     The shorter side is resized to ``size`` (bilinear with antialiasing), the longer one is cropped to its middle.
+    Grey images get as many equal channels as ``mean`` and ``std`` have.
     """
 
-    def __init__(self, images: LabelledImages, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        self.images, self.size = images, size
+    def __init__(
+        self,
+        images: LabelledImages,
+        size: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        labelled: bool = True,
+    ) -> None:
+        self.images, self.size, self.labelled = images, size, labelled
         self.mean, self.std = torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
 
     def __len__(self) -> int:
@@ -41,6 +49,8 @@ class ImageSet(Dataset[Sample]):
             raise IndexError(f"image {index} of {len(self)}")
         index %= len(self)
         pixels = (_square(self.images.images[index], self.size) - self.mean) / self.std
+        if not self.labelled:
+            return {"pixel_values": pixels}
         return {"pixel_values": pixels, "labels": torch.tensor(int(self.images.labels[index]))}
 
 
@@ -76,35 +86,47 @@ def moments(images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...
 
 def prepare_images(
     data: ImageData,
+    task: str,
     *,
     image_size: int | None,
+    num_channels: int | None,
     mean: tuple[float, ...] | None,
     std: tuple[float, ...] | None,
     augment: str,
     label_smoothing: float,
     seed: int,
 ) -> Prepared:
-    """Prepares images for a classifier."""
+    """Prepares images for a classifier, or without labels for an embedding."""
     known("augment", augment, AUGMENTATIONS)
+    plain, labelled = augment == "none" and label_smoothing == 0.0, task == "classification"
+    if not plain and not labelled:
+        raise ValueError(
+            f"augment={augment!r}, label_smoothing={label_smoothing}: task {task!r} has no labels; leave these out"
+        )
     train = data.splits["train"]
     height, width, channels = train.images[0].shape
+    if num_channels not in (None, channels) and (channels, num_channels) != (1, 3):
+        raise ValueError(
+            f"num_channels={num_channels}: data spec {data.source!r} has images of {channels} channels, and only grey "
+            "images can be turned into colour ones"
+        )
+    channels = num_channels or channels
     size = image_size if image_size is not None else min(height, width)
     check_size("image_size", size)
     mean, std = _normalisation(data, channels, mean, std)
-    sets = {split: ImageSet(data.splits[split], size, mean, std) for split in SPLITS}
+    sets = {split: ImageSet(data.splits[split], size, mean, std, labelled) for split in SPLITS}
     empty = [split for split, part in sets.items() if not len(part)]
     if empty:
         raise ValueError(f"data spec {data.source!r} has no images in {empty[0]}: give at least ten")
-    plain = augment == "none" and label_smoothing == 0.0
     classes = len(data.classes)
     return Prepared(
-        "classification",
+        task,
         train=sets["train"],
         validation=sets["validation"],
         test=sets["test"],
         collate=stack if plain else AugmentedBatch(augment, classes, mean, std, label_smoothing, seed),
         eval_collate=stack,
-        changes={"num_labels": classes, "image_size": size, "num_channels": channels},
+        changes={**({"num_labels": classes} if labelled else {}), "image_size": size, "num_channels": channels},
         about={
             "source": data.source,
             "kind": "images",
@@ -130,7 +152,8 @@ def _normalisation(
     if mean is None or std is None:
         imagenet = data.source.startswith("hub:") and "imagenet" in data.source.lower() and channels == 3
         measured = _IMAGENET if imagenet else moments(data.splits["train"])
-        mean, std = measured[0] if mean is None else mean, measured[1] if std is None else std
+        measured_mean, measured_std = (m * (channels // len(m)) for m in measured)  # grey turned into colour
+        mean, std = measured_mean if mean is None else mean, measured_std if std is None else std
     return _each_channel("mean", mean, channels), _each_channel("std", std, channels)
 
 

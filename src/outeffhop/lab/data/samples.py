@@ -38,7 +38,7 @@ class Prepared:
     has the same masks and augmentation.
 
     Attributes:
-        task: mlm, clm, classification or forecasting.
+        task: mlm, clm, seq2seq, classification, forecasting or embedding.
         train, validation, test: map-style datasets of samples.
         collate: makes a training batch of samples, with new masks or augmentation in each epoch.
         eval_collate: makes an evaluation batch of samples, always the same.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os.path import expanduser
 from pathlib import Path
@@ -12,7 +13,7 @@ from outeffhop._naming import did_you_mean, known
 from outeffhop.lab.data.files import bare_name, files_under, suffix
 from outeffhop.metrics import TASKS
 
-__all__ = ["BUILTIN", "KINDS", "Spec", "kind_of_path", "parse", "require_kind"]
+__all__ = ["BUILTIN", "KINDS", "Spec", "kind_of_path", "parse", "require_kind", "tasks_of"]
 
 BUILTIN = {
     "text": "Python's own documentation topics, 0.4 MB of English and code",
@@ -21,11 +22,13 @@ BUILTIN = {
 }
 KINDS = {  # what a path must contain, by kind
     "text": "text files (.txt, .tokens, .text, .raw, .md; also .gz and .xz), UTF-8",
+    "pairs": "pairs of texts, one a line: .tsv (source TAB target) or .jsonl (with source and target)",
     "images": "an image folder with a subfolder per class, idx files (.gz too), or npz files with x and y",
     "series": "a csv file whose first column is a date",
     "bags": "an npz file with X, bag and y",
 }
 _TEXT = (".txt", ".tokens", ".text", ".raw", ".md")
+_PAIRS = (".tsv", ".jsonl")
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
@@ -67,10 +70,12 @@ def parse(spec: str | os.PathLike[str]) -> Spec:
 
 
 def kind_of_file(path: Path) -> str | None:
-    """text, images, series or bags, by the name of a file and the keys of an npz; None for other files."""
+    """text, pairs, images, series or bags, by the name of a file and the keys of an npz; None for other files."""
     ending = suffix(path)
     if ending in _TEXT:
         return "text"
+    if ending in _PAIRS:
+        return "pairs"
     if ending == ".csv":
         return "series"
     if ending in _PICTURES or is_idx(path):
@@ -96,8 +101,8 @@ def _npz_names(path: Path) -> list[str]:
         raise ValueError(f"{path} is not an npz file ({error}): write it with numpy.savez") from error
 
 
-def kind_of_path(path: Path, wanted: str | None = None, spec: str | None = None) -> str:
-    """The kind of data under a path: ``wanted`` if any file is of that kind, else the kind with the most bytes.
+def kind_of_path(path: Path, wanted: Sequence[str] = (), spec: str | None = None) -> str:
+    """The kind of data under a path: that with the most bytes, among the ``wanted`` ones if any file is of such a kind.
 
     ``spec`` is the path as the user gave it, for errors.
     """
@@ -110,17 +115,23 @@ def kind_of_path(path: Path, wanted: str | None = None, spec: str | None = None)
         usable = "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
         given = f"data spec {spec!r}: " if spec not in (None, str(path)) else ""
         raise ValueError(f"{given}{path} contains no file that can be read as data. Supported are {usable}")
-    return wanted if wanted is not None and wanted in sizes else sizes.most_common(1)[0][0]
+    fitting = Counter({kind: size for kind, size in sizes.items() if kind in wanted})
+    return (fitting or sizes).most_common(1)[0][0]
 
 
 def require_kind(spec: Spec, kind: str, task: str) -> None:
     """Raises a ValueError if a task needs another kind of data."""
     needed = TASKS[task][0]
-    if kind == needed:
+    if kind in needed:
         return
-    fitting = ", ".join(t for t, (k, _) in TASKS.items() if k == kind)
+    fitting = ", ".join(tasks_of(kind))
     remedy = f"{kind} can be used for {fitting}" if fitting else "bags are read by load_bags"
     raise ValueError(
-        f"data spec {spec.text!r} contains {kind}, but task {task!r} needs {needed}: "
-        f"give {KINDS[needed]}, or builtin:{needed} ({remedy})"
+        f"data spec {spec.text!r} contains {kind}, but task {task!r} needs {' or '.join(needed)}: "
+        f"give {'; or '.join(KINDS[name] for name in needed)}, or builtin:{needed[0]} ({remedy})"
     )
+
+
+def tasks_of(kind: str) -> list[str]:
+    """The tasks that a kind of data serves."""
+    return [task for task, (kinds, _) in TASKS.items() if kind in kinds]

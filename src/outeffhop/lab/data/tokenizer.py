@@ -19,7 +19,7 @@ from outeffhop.lab.data.samples import check_size
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["find_tokenizer", "ids_of", "load_tokenizer", "train_tokenizer"]
+__all__ = ["around_of", "find_tokenizer", "ids_of", "load_tokenizer", "special_ids", "train_tokenizer"]
 
 _VERSION = 2  # of the training below; part of the cache key of a trained tokenizer
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
@@ -112,6 +112,22 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
 def ids_of(tokenizer: PreTrainedTokenizerFast) -> int:
     """The number of ids a model needs; larger than the number of tokens if the tokenizer leaves ids out."""
     return 1 + max(tokenizer.get_vocab().values(), default=-1)
+
+
+def special_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int | None]:
+    """The fields of a model's config that name special tokens."""
+    names = ("pad_token_id", "bos_token_id", "eos_token_id")
+    return {name: getattr(tokenizer, name) for name in names}
+
+
+def around_of(tokenizer: PreTrainedTokenizerFast) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the tokenizer itself puts before and after a text: [CLS] and [SEP], or </s> alone, or nothing."""
+    found = tokenizer("a", return_special_tokens_mask=True)
+    ids, added = found["input_ids"], found["special_tokens_mask"]
+    if all(added):
+        raise ValueError("the tokenizer has no token for the text 'a': is it damaged?")
+    first, last = added.index(0), len(added) - added[::-1].index(0)
+    return tuple(ids[:first]), tuple(ids[last:])
 
 
 def _saved(folder: Path) -> PreTrainedTokenizerFast:

@@ -17,21 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from outeffhop.lab.data.corpus import Corpus, pieces
 from outeffhop.lab.data.disk_cache import DiskCache
 from outeffhop.lab.data.masking import MaskedBatch
-from outeffhop.lab.data.samples import SPLITS, Prepared, Sample, check_size, stack
-from outeffhop.lab.data.tokenizer import find_tokenizer, ids_of
+from outeffhop.lab.data.samples import SPLITS, Collate, Prepared, Sample, check_size, stack
+from outeffhop.lab.data.tokenizer import around_of, find_tokenizer, ids_of, special_ids
 
 if TYPE_CHECKING:
     import os
 
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["TokenBlocks", "causal_batch", "prepare_text", "tokenize"]
+__all__ = ["ContinuedBatch", "TokenBlocks", "causal_batch", "prepare_text", "tokenize"]
 
+Around = tuple[tuple[int, ...], tuple[int, ...]]
 _VERSION = 2  # of the tokenization below; part of the cache key of tokens
 _AT_ONCE = 64  # pieces, about 4 MB of text
 
@@ -41,12 +43,12 @@ class TokenBlocks(Dataset[Sample]):
 
     Args:
         file: raw ids of ``dtype``; mapped into memory, never read as a whole.
-        around: first and last id of each block; they count towards its length.
+        around: the ids before and after each block; they count towards its length.
     """
 
-    def __init__(self, file: Path, dtype: str, length: int, around: tuple[int, int] | None = None) -> None:
+    def __init__(self, file: Path, dtype: str, length: int, around: Around = ((), ())) -> None:
         self.file, self.dtype, self.length, self.around = file, dtype, length, around
-        self.inner = length - (2 if around else 0)
+        self.inner = length - sum(map(len, around))
         self.tokens = np.memmap(file, dtype=dtype, mode="r") if file.stat().st_size else np.empty(0, dtype)
 
     def __len__(self) -> int:
@@ -57,13 +59,15 @@ class TokenBlocks(Dataset[Sample]):
             raise IndexError(f"block {index} of {len(self)}")
         start = index % len(self) * self.inner
         ids = torch.from_numpy(self.tokens[start : start + self.inner].astype(np.int64))
-        if self.around is not None:
-            first, last = self.around
-            ids = torch.cat([torch.tensor([first]), ids, torch.tensor([last])])
-        return {"input_ids": ids}
+        return {"input_ids": _between(self.around, ids)}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenBlocks, (self.file, self.dtype, self.length, self.around)  # a worker process maps the file again
+
+
+def _between(around: Around, ids: Tensor) -> Tensor:
+    before, after = (torch.tensor(some, dtype=torch.long).expand(*ids.shape[:-1], -1) for some in around)
+    return torch.cat([before, ids, after], -1)
 
 
 def causal_batch(samples: list[Sample]) -> Sample:
@@ -71,6 +75,22 @@ def causal_batch(samples: list[Sample]) -> Sample:
     ids = stack(samples)["input_ids"]
     # no attention_mask: blocks have no padding, and the fastest kernels take no mask
     return {"input_ids": ids, "labels": ids.clone()}
+
+
+class ContinuedBatch:
+    """Collate function for an encoder and a decoder: the first half of a block is the source, the second the target.
+
+    Args:
+        source: the number of ids of a source, with those around it.
+    """
+
+    def __init__(self, source: int, around: Around) -> None:
+        self.cut, self.around = source - sum(map(len, around)), around
+
+    def __call__(self, samples: list[Sample]) -> Sample:
+        ids = stack(samples)["input_ids"]
+        # cloned: a view would travel between processes with the whole block
+        return {"input_ids": _between(self.around, ids[:, : self.cut]), "labels": ids[:, self.cut :].clone()}
 
 
 def prepare_text(
@@ -84,31 +104,36 @@ def prepare_text(
     cache: DiskCache,
     seed: int,
 ) -> Prepared:
-    """Prepares text for a masked or a causal language model."""
-    check_size("length", length, 3)  # two special tokens and one of text
+    """Prepares text for a language model, or without labels for an embedding."""
     found = find_tokenizer(tokenizer, corpus, vocab_size, cache)
     content = _digest(found)
-    around = _around(found) if task == "mlm" else None
+    around = ((), ()) if task == "clm" else around_of(found)
+    extra = sum(map(len, around))
+    # room for a token of text between the special ones, for seq2seq in either half
+    check_size("length", length, max(3, 2 * extra + 2 if task == "seq2seq" else extra + 1))
+    collate, eval_collate = _collates(task, found, length, around, mask_probability, seed)
     sets, sizes = {}, {}
     for split in SPLITS:
         file, said = tokenize(corpus, split, found, cache, content)
-        blocks = TokenBlocks(file, said["dtype"], length, around)
+        if task == "seq2seq":  # its collate puts the special ids around the source alone
+            blocks = TokenBlocks(file, said["dtype"], length - extra)
+        else:
+            blocks = TokenBlocks(file, said["dtype"], length, around)
         if not len(blocks):
             raise ValueError(
                 f"data spec {corpus.source!r} has {said['tokens']} tokens in {split}, too few for one block of "
                 f"length={length}: give more text or a smaller length"
             )
         sets[split], sizes[split] = blocks, {"samples": len(blocks), **said}
-    masked = task == "mlm"
     return Prepared(
         task,
         train=sets["train"],
         validation=sets["validation"],
         test=sets["test"],
-        collate=MaskedBatch(found, mask_probability, seed, epoch=0) if masked else causal_batch,
-        eval_collate=MaskedBatch(found, mask_probability, seed, epoch=None) if masked else causal_batch,
+        collate=collate,
+        eval_collate=eval_collate,
         tokenizer=found,
-        changes={"vocab_size": ids_of(found), **_ids(found)},
+        changes={"vocab_size": ids_of(found), **special_ids(found)},
         about={
             "source": corpus.source,
             "kind": "text",
@@ -116,9 +141,23 @@ def prepare_text(
             "splits": sizes,
             "tokenizer": {"vocab_size": ids_of(found), "content": content, "trained_here": tokenizer is None},
             "preprocessing": {"length": length, "around": around, "seed": seed}
-            | ({"mask_probability": mask_probability} if masked else {}),
+            | ({"mask_probability": mask_probability} if task == "mlm" else {}),
         },
     )
+
+
+def _collates(
+    task: str, tokenizer: PreTrainedTokenizerFast, length: int, around: Around, mask_probability: float, seed: int
+) -> tuple[Collate, Collate]:
+    """The collate functions of training and of evaluation."""
+    if task == "mlm":
+        first, later = (MaskedBatch(tokenizer, mask_probability, seed, epoch=epoch) for epoch in (0, None))
+        return first, later
+    if task == "seq2seq":
+        continued = ContinuedBatch(length // 2, around)
+        return continued, continued
+    plain = causal_batch if task == "clm" else stack
+    return plain, plain
 
 
 def tokenize(
@@ -185,16 +224,3 @@ def _digest(tokenizer: PreTrainedTokenizerFast) -> str:
     for unused in ("truncation", "padding", "post_processor"):  # settings of use, not of the vocabulary
         settings.pop(unused, None)
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def _ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int | None]:
-    names = ("pad_token_id", "bos_token_id", "eos_token_id")
-    return {name: getattr(tokenizer, name) for name in names}
-
-
-def _around(tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:
-    first = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
-    last = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
-    if first is None or last is None:
-        raise ValueError("the tokenizer has no cls_token and sep_token to put around a block: set them, or use clm")
-    return first, last
