@@ -173,10 +173,10 @@ class _Sqnr:
     @torch.no_grad()
     def _pairs(self, model: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tensor, Tensor]]:
         for batch, out in _outputs(model, batches):
-            yield batch, _main_output(self.reference(**batch)), _main_output(out)
+            yield batch, main_output(self.reference(**batch)), main_output(out)
 
 
-def _main_output(out: Any) -> Tensor:
+def main_output(out: Any) -> Tensor:
     """The logits, else the last hidden state, else the first tensor of numbers, as of a head with several outputs."""
     for name in ("logits", "last_hidden_state"):
         if isinstance(getattr(out, name, None), Tensor):

@@ -25,6 +25,7 @@ _COMMANDS: dict[str, tuple[type, str]] = {
     "evaluate": (options.Evaluate, "evaluate:run"),
     "outliers": (options.Outliers, "outliers:run"),
     "quantize": (options.Quantize, "quantize:run"),
+    "mend": (options.Mend, "mend:run"),
     "reproduce": (options.Reproduce, "reproduce:run"),
     "data": (options.Data, "listing:data"),
     "methods": (options.Methods, "listing:methods"),

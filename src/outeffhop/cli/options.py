@@ -17,12 +17,14 @@ from typing import Annotated, Literal, TypeVar
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from outeffhop.lab.mending.mend_config import MendConfig
 from outeffhop.lab.training.config import DataConfig, RunConfig, TrainConfig, from_yaml
 
 __all__ = [
     "Data",
     "Doctor",
     "Evaluate",
+    "Mend",
     "Methods",
     "Outliers",
     "Presets",
@@ -44,6 +46,7 @@ _Text = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
 _Path = Annotated[str | None, arg(metavar="FOLDER", help_behavior_hint="")]
 _Flag = Annotated[bool, arg(help_behavior_hint="")]
 _Count = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
+_Number = Annotated[float | None, arg(metavar="X", help_behavior_hint="")]
 _Out = Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")]
 
 
@@ -216,14 +219,43 @@ class Quantize(Checkpoint):
     int8: _Flag = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mend(MendConfig):
+    """Remove the outliers of a trained model, so that it survives 8 bits.
+
+    Example: outeffhop mend CHECKPOINT --data text/ --out mended
+
+    Attributes:
+        resume: auto continues the mending in --out, if there is one.
+        json: print JSON instead of tables.
+    """
+
+    checkpoint: Annotated[str, Positional, arg(metavar="CHECKPOINT")]
+    data: Annotated[str, arg(metavar="SPEC")]
+    out: Annotated[str, arg(metavar="FOLDER")]
+    method: Annotated[str, arg(metavar="auto|NAME")] = "auto"
+    steps: _Count = None
+    minutes: _Number = None
+    penalty: _Number = None
+    lr: _Number = None
+    teacher: _Path = None
+    plain: _Flag = False
+    length: _Count = None
+    tokenizer: _Path = None
+    gradient_checkpointing: _Flag = False
+    device: Annotated[Literal["cpu", "cuda"] | None, arg(metavar="cpu|cuda", help_behavior_hint="")] = None
+    resume: Literal["never", "auto"] = "never"
+    json: _Flag = False
+
+
 @dataclass(frozen=True)
 class Resume:
-    """Continue an interrupted run.
+    """Continue an interrupted run or mending.
 
     Example: outeffhop resume runs/a
 
     Attributes:
-        run: folder of the run.
+        run: its folder.
         json: print JSON instead of tables.
     """
 

@@ -11,8 +11,10 @@ from typing import Any
 import torch.distributed
 
 from outeffhop._io import to_plain
+from outeffhop.cli import mend as mend_command
 from outeffhop.cli.console import print_error, print_json, print_table, speaks
 from outeffhop.cli.options import Resume, Train
+from outeffhop.lab.mending.mend import mending_file
 from outeffhop.lab.training import Result, RunConfig, RunFolder
 from outeffhop.lab.training import resume as resume_run
 from outeffhop.lab.training import train as train_run
@@ -35,6 +37,9 @@ def run(options: Train) -> None:
 
 
 def resume(options: Resume) -> None:
+    if mending_file(options.run).is_file():
+        mend_command.resume(options)
+        return
     folder = RunFolder(options.run)
     if folder.finished:
         raise ValueError(f"the run in {options.run!r} is finished: its numbers are in {folder.path / 'result.json'}")

@@ -64,7 +64,7 @@ class OutlierPenalty:
         self._keep: Tensor | None = None
         self._share: Tensor | float = 1.0
         modules = dict(model.named_modules())
-        chosen = [each for each in pick(model, tensors) if each.kurtosis]
+        chosen = pick(model, tensors)
         self._handles = [
             model.register_forward_pre_hook(self._begin, with_kwargs=True),
             *(self._watch(modules[each.module], each) for each in chosen),
@@ -103,7 +103,8 @@ class OutlierPenalty:
         return torch.stack([tail.to(device) for tail in self._tails.values()]).mean()
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._tails.clear()
+        if model.training:  # what a measurement in between finds is not the penalty
+            self._tails.clear()
         mask = kwargs.get("attention_mask")
         self._keep = mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
         # Trainer divides the loss of each part of a step by the tokens of the whole step, and adds them up

@@ -33,6 +33,7 @@ def measured(
     metric = None if original is None else _resembles(model, original)
     quantized = {}
     for name in SCHEMES:
+        tell(f"W8A8 {name}")
         quantized[name] = evaluate(
             model,
             lambda seed: _drawn(prepared, config.calibration_batches, config.batch_size, seed),
@@ -40,7 +41,6 @@ def measured(
             metric,
             scheme=f"W8A8 {name}",
             seeds=1 if name != "paper" else config.seeds,
-            progress=lambda text: tell(text),
         )
     return Measured(outliers, quantized)
 

@@ -64,7 +64,7 @@ def cost_table(report: MendReport) -> tuple[tuple[str, ...], list[tuple[str, ...
     models = report.columns
     rows = [("max inf norm", *(number(m.outliers.max_inf_norm) for m in models.values()))]
     rows += [("avg kurtosis", *(number(m.outliers.avg_kurtosis) for m in models.values()))]
-    for metric in report.before.full:
+    for metric in (name for name in report.before.full if name != "loss"):  # perplexity says the same
         rows.append((f"{metric}, floating point", *(_short(m.full[metric]) for m in models.values())))
         for scheme, words in _SCHEMES.items():
             found = [m.quantized[scheme].mean(metric) for m in models.values()]

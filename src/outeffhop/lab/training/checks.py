@@ -8,6 +8,7 @@ import torch
 
 from outeffhop.lab.data import Prepared
 from outeffhop.lab.training.config import RunConfig, TrainConfig
+from outeffhop.models.positions import positions_of
 from outeffhop.outliers.tensors import pick
 
 __all__ = ["check_device", "check_run", "chosen_tensors", "misfit"]
@@ -35,7 +36,7 @@ def check_run(config: RunConfig, model: Any, prepared: Prepared) -> None:
         name, wanted, has = unfit
         theirs = f"changes.{name}={has!r}" if config.init is None else f"the model of init={config.init!r} {has!r}"
         raise ValueError(f"data={config.data!r} has {name}={wanted}, {theirs}: they must agree")
-    longest = getattr(model.config, "max_position_embeddings", None)
+    longest = positions_of(model)
     if prepared.tokenizer is not None and longest is not None and (config.samples.length or 0) > longest:
         raise ValueError(f"samples.length={config.samples.length}: the model has {longest} positions")
     if train.gradient_checkpointing and not model.supports_gradient_checkpointing:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, kl_div, log_softmax
 
-from outeffhop.metrics import evaluating, sqnr_db, to_device
+from outeffhop.metrics import evaluating, main_output, sqnr_db, task_of, to_device
 
-__all__ = ["Teacher"]
+__all__ = ["Teacher", "inputs_of", "without_dropout"]
 
 _NOT_INPUTS = ("labels", "soft_labels")
 _LARGEST = 1 << 24  # elements of logits compared at once
@@ -29,13 +29,16 @@ class Teacher:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model.eval().requires_grad_(False)
+        self.task = task_of(model)
 
     def items(self, batch: dict[str, Tensor]) -> Tensor | int:
-        """What the loss is a mean over: samples for hidden states, else positions that are not padding."""
-        mask, ids = batch.get("attention_mask"), batch.get("labels", batch.get("input_ids"))
-        if not self._has_head or ids is None:
-            return len(next(iter(batch.values())))
-        return int(ids.numel()) if mask is None or mask.shape != ids.shape else mask.sum()
+        """What the loss is a mean over: tokens of language models, without padding; samples of others."""
+        if self.task == "seq2seq":
+            return batch["labels"].ne(-100).sum()
+        if self.task in ("mlm", "clm"):
+            mask = batch.get("attention_mask")
+            return batch["input_ids"].numel() if mask is None else mask.sum()
+        return len(next(iter(batch.values())))
 
     def loss(self, outputs: Any, batch: dict[str, Tensor]) -> Tensor:
         """The KL divergence of the predictions from the teacher's, averaged over positions.
@@ -44,9 +47,10 @@ class Teacher:
         of their means over tokens, averaged over samples.
         """
         with torch.no_grad():
-            target = _main(self.model(**inputs_of(batch, self.model)))
-        found, mask = _main(outputs), _mask(batch, target)
-        if not self._has_head:
+            truth = self.model(**inputs_of(batch, self.model))
+        found, target = main_output(outputs), main_output(truth)
+        mask = self._mask(batch, target)
+        if truth.get("logits") is None:
             return _distance(found.float(), target.float(), mask)
         found, target = found.flatten(0, -2), target.flatten(0, -2)
         if mask is not None:
@@ -59,9 +63,10 @@ class Teacher:
         )
         return total / max(len(target), 1)  # type: ignore[return-value]
 
-    @property
-    def _has_head(self) -> bool:
-        return not type(self.model).__name__.endswith("Model")
+    def _mask(self, batch: dict[str, Tensor], target: Tensor) -> Tensor | None:
+        """[B, T] of bools: False at padding. None if the outputs have none."""
+        mask = batch["labels"].ne(-100) if self.task == "seq2seq" else batch.get("attention_mask")
+        return mask.bool() if mask is not None and mask.shape == target.shape[:2] else None
 
     @torch.no_grad()
     def likeness(self, model: nn.Module, given_batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
@@ -70,11 +75,21 @@ class Teacher:
         with evaluating(model):
             for batch in given_batches:
                 given = inputs_of(to_device(batch, model), model)
-                truth, found = _main(self.model(**given)), _main(model(**given))
-                mask = _mask(given, truth)
+                truth, found = main_output(self.model(**given)), main_output(model(**given))
+                mask = self._mask(given, truth)
                 cosines.append(cosine_similarity(_pooled(found, mask), _pooled(truth, mask), dim=-1))
                 triples.append((given, truth, found))
         return {"cosine": float(torch.cat(cosines).mean()), "sqnr_db": sqnr_db(triples)}
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Turns dropout off: an imitation has an exact target, and noise only keeps it from reaching it."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, float):  # of functional dropout, as in OPT and Llama
+                setattr(module, name, 0.0)
 
 
 def inputs_of(batch: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
@@ -82,18 +97,6 @@ def inputs_of(batch: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return {name: value for name, value in batch.items() if name != "soft_labels"}
     return {name: value for name, value in batch.items() if name not in _NOT_INPUTS}
-
-
-def _main(outputs: Any) -> Tensor:
-    """The logits, or the last hidden state."""
-    logits: Tensor | None = outputs.get("logits")
-    return outputs[0] if logits is None else logits  # type: ignore[no-any-return]
-
-
-def _mask(batch: dict[str, Tensor], target: Tensor) -> Tensor | None:
-    """[B, T] of bools, if the batch has padding in its outputs."""
-    mask = batch.get("attention_mask")
-    return mask.bool() if mask is not None and mask.shape == target.shape[:2] else None
 
 
 def _pooled(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -30,6 +30,7 @@ from outeffhop.lab.training.callbacks import Interrupt, Journal, Patience
 from outeffhop.lab.training.card import CARD, model_card
 from outeffhop.lab.training.checks import check_run, chosen_tensors
 from outeffhop.lab.training.config import RunConfig, TrainConfig, to_dict
+from outeffhop.lab.training.imitation import without_dropout
 from outeffhop.lab.training.processes import roll_call
 from outeffhop.lab.training.recipes import resolve
 from outeffhop.lab.training.rundir import RunFolder, step_of
@@ -151,6 +152,8 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
     model, schedule = first_model(config, prepared)
     check_run(config, model, prepared)
     teacher = load_teacher(config, model, arguments.device)
+    if teacher is not None:
+        without_dropout(model)
     last = folder.last_checkpoint()
     if schedule is not None and last is not None:  # its weights are loaded into what there was at its last step
         schedule.apply(model, step_of(last) - 1)

@@ -21,7 +21,7 @@ from outeffhop.lab.training.config import RunConfig
 from outeffhop.lab.training.imitation import Teacher
 from outeffhop.lab.training.recipes import new_config
 from outeffhop.methods import METHODS, Method, SoftmaxN
-from outeffhop.metrics import task_or_embedding
+from outeffhop.metrics import task_of
 from outeffhop.models import SinkSchedule, convert, from_config, load_checkpoint, presets
 from outeffhop.models.modules import has_attention, method_in
 from outeffhop.models.sink_schedule import movable
@@ -75,7 +75,7 @@ def load_teacher(config: RunConfig, model: PreTrainedModel, device: torch.device
     if config.teacher is None:
         return None
     found: Any = load_checkpoint(config.teacher)
-    task = task_or_embedding(found)
+    task = task_of(found)
     if task != config.task:
         raise ValueError(f"teacher={config.teacher!r} is for {task}, the model for {config.task}: they must agree")
     for name in ("vocab_size", "num_labels", "hidden_size"):
