@@ -16,6 +16,7 @@ import wrapt
 if TYPE_CHECKING:
     from outeffhop import functional, lab, memory, methods, metrics, models, nn, ops, outliers, quantization
     from outeffhop.functional import softmax1, softmax_n
+    from outeffhop.lab.mending import mend
     from outeffhop.memory import HopfieldMemory
     from outeffhop.methods import Method
     from outeffhop.models import SinkSchedule, convert, from_config, model_summary
@@ -33,6 +34,7 @@ __all__ = [
     "convert",
     "from_config",
     "SinkSchedule",
+    "mend",
     "model_summary",
     "HopfieldMemory",
     "OutEffHop",
@@ -59,6 +61,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
         "ops": ["attention", "explain"],
         "memory": ["HopfieldMemory"],
         "nn": ["OutEffHop", "OutEffHopPooling", "OutEffHopLayer"],
+        "lab.mending": ["mend"],
         "models": ["convert", "from_config", "SinkSchedule", "model_summary"],
     },
 )

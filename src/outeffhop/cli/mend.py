@@ -11,8 +11,8 @@ from pathlib import Path
 from outeffhop.cli.console import print_error, print_json, print_table
 from outeffhop.cli.options import Mend, Resume
 from outeffhop.lab.mending import MendConfig, MendReport, resume_mending
-from outeffhop.lab.mending.mend import mending_file, run_mending
 from outeffhop.lab.mending.mending_page import cost_table
+from outeffhop.lab.mending.stages import mending_file, run_mending
 
 __all__ = ["resume", "run"]
 

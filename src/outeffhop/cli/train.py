@@ -14,7 +14,7 @@ from outeffhop._io import to_plain
 from outeffhop.cli import mend as mend_command
 from outeffhop.cli.console import print_error, print_json, print_table, speaks
 from outeffhop.cli.options import Resume, Train
-from outeffhop.lab.mending.mend import mending_file
+from outeffhop.lab.mending.stages import mending_file
 from outeffhop.lab.training import Result, RunConfig, RunFolder
 from outeffhop.lab.training import resume as resume_run
 from outeffhop.lab.training import train as train_run

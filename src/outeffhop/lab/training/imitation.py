@@ -51,14 +51,14 @@ class Teacher:
         found, target = main_output(outputs), main_output(truth)
         mask = self._mask(batch, target)
         if truth.get("logits") is None:
-            return _distance(found.float(), target.float(), mask)
+            return _distance(_wide(found), _wide(target), mask)
         found, target = found.flatten(0, -2), target.flatten(0, -2)
         if mask is not None:
             found, target = found[mask.flatten()], target[mask.flatten()]
         rows = max(1, _LARGEST // target.shape[-1])  # the float32 logits of a large vocabulary do not fit at once
         parts = zip(found.split(rows), target.split(rows), strict=True)
         total = sum(
-            kl_div(log_softmax(a.float(), -1), log_softmax(b.float(), -1), reduction="sum", log_target=True)
+            kl_div(log_softmax(_wide(a), -1), log_softmax(_wide(b), -1), reduction="sum", log_target=True)
             for a, b in parts
         )
         return total / max(len(target), 1)  # type: ignore[return-value]
@@ -99,9 +99,13 @@ def inputs_of(batch: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     return {name: value for name, value in batch.items() if name not in _NOT_INPUTS}
 
 
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def _pooled(x: Tensor, mask: Tensor | None) -> Tensor:
     """[B, ..., d] → [B, d], the mean over tokens."""
-    x = x.float().flatten(1, -2) if x.dim() > 2 else x.float()[:, None]
+    x = _wide(x).flatten(1, -2) if x.dim() > 2 else _wide(x)[:, None]
     if mask is None:
         return x.mean(1)
     weight = mask[..., None].to(x.dtype)

@@ -47,7 +47,7 @@ def build(config: RunConfig, changes: dict[str, Any]) -> PreTrainedModel:
     """
     logging.disable_progress_bar()  # transformers shows one for every file it reads or writes
     if config.init is not None:
-        return convert(load_checkpoint(config.init), config.method)
+        return _converted(load_checkpoint(config.init), Method.parse(config.method))
     if config.model in ("bert", "opt"):
         longest = presets.config(config.model, config.preset).max_position_embeddings
         changes = {**changes, "max_position_embeddings": max(longest, config.samples.length or 0)}
@@ -60,7 +60,7 @@ def build(config: RunConfig, changes: dict[str, Any]) -> PreTrainedModel:
     found = new_config(config, {**own, **config.changes})
     try:
         return from_config(AUTO_CLASSES[str(config.task)], found, config.method)  # type: ignore[no-any-return]
-    except (ArithmeticError, AssertionError, KeyError, RuntimeError, TypeError) as error:
+    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError) as error:
         why = (str(error).splitlines() or [""])[0]
         raise ValueError(f"model={config.model!r} cannot be built from its config: {why}") from error
 
@@ -98,11 +98,17 @@ def first_model(config: RunConfig, prepared: Prepared) -> tuple[Any, SinkSchedul
     model = load_checkpoint(config.init)
     method = Method.parse(config.method)
     if not _starts_near(model, method):
-        return convert(model, method), None
+        return _converted(model, method), None
     size = min(config.train.batch_size or 1, 16)
     some = list(batches(prepared.train, prepared.eval_collate, size, limit=_BATCHES))
     convert(model, method, calibrate=some)
     return model, SinkSchedule(steps) if movable(method) else None
+
+
+def _converted(model: PreTrainedModel, method: Method) -> PreTrainedModel:
+    """A model that computes softmax in a way of its own is left as it is: others can load it as they did before."""
+    untouched = has_attention(model) and method_in(model) is None
+    return model if untouched and method == METHODS["vanilla"].method else convert(model, method)
 
 
 def _starts_near(model: PreTrainedModel, method: Method) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -77,6 +78,7 @@ class RunTrainer(Trainer):
         self.settings, self.prepared, self.folder, self.decay_norms = train, prepared, folder, decay_norms
         self.sampler = EpochSampler(len(prepared.train), train.batch_size or 1, train.seed)
         self.penalty, self.teacher, self.checkpoint, self.over = penalty, teacher, checkpoint, over
+        self._use_cache = getattr(model.config, "use_cache", None)  # Trainer sets it to False
         self._random_from = checkpoint  # until its random numbers are restored
         self._measured = self._evaluated = -1  # the last steps these were done at
         self._last_report: tuple[int, Any] = (-1, None)
@@ -335,7 +337,8 @@ class RunTrainer(Trainer):
 
     def save_pretrained(self, folder: Path, weights: dict[str, Tensor] | None) -> None:
         """The model and its tokenizer; ``weights`` of a sharded model, from ``training_state.model_state``."""
-        self.model.save_pretrained(folder, state_dict=weights)
+        with _restored_cache(self.model.config, self._use_cache):
+            self.model.save_pretrained(folder, state_dict=weights)
         if self.prepared.tokenizer is not None:
             self.prepared.tokenizer.save_pretrained(folder)
 
@@ -383,6 +386,19 @@ class _Events(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self.trainer.measure_if_due()
+
+
+@contextmanager
+def _restored_cache(config: Any, use_cache: bool | None) -> Iterator[None]:
+    """A saved model generates with a cache, if it did before it was trained."""
+    during = getattr(config, "use_cache", None)
+    if use_cache is not None:
+        config.use_cache = use_cache
+    try:
+        yield
+    finally:
+        if use_cache is not None:
+            config.use_cache = during
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:
