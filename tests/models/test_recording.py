@@ -36,6 +36,7 @@ from outeffhop.models.modules import attention_modules, has_attention
 from outeffhop.models.recording import Calls, calls_of
 
 USUAL = Calls(hands_on=True, own_sinks=False, by_pieces=False)
+CAPPED = Calls(hands_on=True, own_sinks=False, by_pieces=False, unserved=("softcap",))
 ENCODER_DECODER = dict(
     vocab_size=64, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4
 )
@@ -50,7 +51,7 @@ CONFIGS = {
     "modernbert": (lambda: ModernBertConfig(**SIZE, pad_token_id=0), USUAL),
     "mistral": (lambda: MistralConfig(**DECODER), USUAL),
     "qwen2": (lambda: Qwen2Config(**DECODER), USUAL),
-    "gemma2": (lambda: Gemma2Config(**DECODER, head_dim=8), USUAL),
+    "gemma2": (lambda: Gemma2Config(**DECODER, head_dim=8), CAPPED),
     "gemma3": (lambda: Gemma3TextConfig(**DECODER, head_dim=8), USUAL),
     "gpt-neox": (lambda: GPTNeoXConfig(**SIZE), USUAL),
     "phi3": (lambda: Phi3Config(**DECODER), USUAL),

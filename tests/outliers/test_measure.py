@@ -8,7 +8,7 @@ import tiny
 import torch
 from by_hand import plain_stats
 from torch import nn
-from transformers import BartConfig, BartModel
+from transformers import BartConfig, BartForConditionalGeneration
 
 import outeffhop
 from outeffhop import outliers
@@ -362,14 +362,35 @@ def test_more_wrong_calls():
         outliers.measure(Compiled(), [inputs], "all", attention=False)
 
 
-def test_padding_of_an_encoder_is_not_taken_for_the_decoders():
+@pytest.mark.parametrize("given", ["labels", "decoder_attention_mask"])
+def test_padding_of_an_encoder_and_of_a_decoder(given):
+    """A padded batch is measured as its samples are alone."""
     sizes = dict(d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2)
     more = dict(encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=20, max_position_embeddings=16)
-    model = BartModel(BartConfig(**sizes, **more))
-    ids = torch.randint(4, 20, (2, 6), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    whole = outliers.measure(model, [{"input_ids": ids, "attention_mask": mask}], "all", attention=False)
-    assert {t.tokens for t in whole.tensors if ".layers.0" in t.name} == {12}
-    mask[1, 4:] = 0
-    with pytest.raises(ValueError, match=r"attention_mask.*encoder of BartModel"):
-        outliers.measure(model, [{"input_ids": ids, "attention_mask": mask}], "all", attention=False)
+    torch.manual_seed(0)
+    model = BartForConditionalGeneration(BartConfig(**sizes, **more)).eval()
+    random = torch.Generator().manual_seed(0)
+    # the encoder's padding would fit the decoder's tensors
+    ids, targets = (torch.randint(4, 20, (2, 6), generator=random) for _ in range(2))
+    padded = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    padded["attention_mask"][1, 4:] = 0
+    if given == "labels":
+        padded["labels"] = targets.clone()
+        padded["labels"][0, 3:] = -100
+    else:
+        padded |= {"decoder_input_ids": targets, "decoder_attention_mask": torch.ones_like(ids)}
+        padded["decoder_attention_mask"][0, 3:] = 0
+    name = "labels" if given == "labels" else "decoder_input_ids"
+    alone = [{"input_ids": ids[:1], name: targets[:1, :3]}, {"input_ids": ids[1:, :4], name: targets[1:]}]
+    patterns = ["model.encoder.layers*", "model.decoder.layers*"]
+    together, apart = (outliers.measure(model, batches, patterns) for batches in ([padded], alone))
+    for t, a in zip(together.tensors, apart.tensors, strict=True):
+        assert (t.name, t.tokens) == (a.name, a.tokens)
+        reads_encoder = "encoder.layers" in t.name or t.name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj"))
+        assert t.tokens == (10 if reads_encoder else 9)
+        assert t.max_abs == pytest.approx(a.max_abs, rel=1e-5)
+        assert t.kurtosis == pytest.approx(a.kurtosis, rel=1e-4)
+    for t, a in zip(together.attention, apart.attention, strict=True):
+        assert (t.name, t.queries) == (a.name, a.queries)
+        assert t.first_token == pytest.approx(a.first_token, rel=1e-4)
+        assert (t.special_tokens is None) == ("decoder" in t.name)

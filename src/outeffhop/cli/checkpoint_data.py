@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,9 @@ def _prepared_for(model: PreTrainedModel, source: Source, tokenizer: str | None)
             f"data={source.data!r} has {prepared.about['kind']}, but {type(model).__name__} takes "
             f"{model.main_input_name}: give other data"
         )
-    unfit = misfit(prepared, config.get_text_config())
+    # what was prepared as the model asks for fits
+    rest = {name: value for name, value in prepared.changes.items() if name not in fields}
+    unfit = misfit(replace(prepared, changes=rest), config.get_text_config())
     if unfit is not None:
         name, wanted, has = unfit
         raise ValueError(

@@ -11,7 +11,7 @@ from outeffhop.cli.console import print_json, print_table
 from outeffhop.cli.options import Evaluate
 from outeffhop.lab.data import batches
 from outeffhop.metrics import metric_for
-from outeffhop.models import model_summary
+from outeffhop.models.summary import running_method
 
 __all__ = ["run"]
 
@@ -29,12 +29,11 @@ def run(options: Evaluate) -> None:
     samples = getattr(prepared, options.split)
     drawn = batches(samples, prepared.eval_collate, options.batch_size, limit=options.batches)
     found = metric_for(prepared.task)(model, drawn)
-    summary = model_summary(model)
     measured = len(samples) if options.batches is None else min(len(samples), options.batches * options.batch_size)
     result = {
         "checkpoint": source.checkpoint,
-        "model": summary.model,
-        "method": summary.method,
+        "model": type(model).__name__,
+        "method": running_method(model),
         "data": source.data,
         "split": options.split,
         "samples": measured,

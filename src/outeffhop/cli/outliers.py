@@ -69,7 +69,9 @@ def _show(report: OutlierReport, out: Path, as_json: bool) -> None:
         )
         for h in report.attention
     ]
-    if heads:
+    if not heads:
+        print("No heads: this model computes attention in its own way, which cannot be looked into.")
+    else:
         named = ("attention", "first token", "special tokens", "no-op 1 − γ", "largest probability")
         print_table("Heads: mean (largest)", named, heads)
     for name, found in report.non_finite.items():

@@ -39,6 +39,8 @@ def run(options: Quantize) -> None:
         _check_int8(options.out, scheme)
     counts = {"calibration_batches": options.calibration_batches, "seeds": options.seeds}
     model, _, prepared = opened(options, **counts)
+    if options.int8 and prepared.task == "seq2seq":
+        raise ValueError(f"int8: {type(model).__name__} has an encoder and a decoder, which export_int8 does not serve")
     size, seeds, fold = options.batch_size, options.seeds, options.fold_layernorm
 
     def draw(seed: int) -> list[Batch]:

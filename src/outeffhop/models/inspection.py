@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from outeffhop.methods import METHODS
 from outeffhop.models.hf_private import implementation, refuse_compiled, set_implementation
 from outeffhop.models.modules import attention_modules, has_attention
+from outeffhop.models.recording import calls_of
 from outeffhop.ops.call import Call
 from outeffhop.ops.probe import probing, watching
 
@@ -85,6 +86,8 @@ def inspecting(
 def through_ours(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
     """Runs the softmax of other implementations (sdpa, eager) through ours.
 
+    Attention with arguments that ours does not take, such as a softcap, is left as it is.
+
     Returns:
         The configs that were changed, each with the implementation it named before.
     """
@@ -98,9 +101,11 @@ def through_ours(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
 
 
 def _configs(model: nn.Module) -> list[PreTrainedConfig]:
-    """The configs of the models and attention modules inside a model."""
+    """The configs of the models and attention modules inside a model that ours can run."""
     if not has_attention(model):
         return []
     models = [part for part in model.modules() if isinstance(part, PreTrainedModel) and has_attention(part)]
-    configs = [part.config for part in (*models, *attention_modules(model).values())]
+    attentions: dict[str, Any] = attention_modules(model)
+    unserved = {id(part.config) for part in attentions.values() if (calls := calls_of(part)) and calls.unserved}
+    configs = [part.config for part in (*models, *attentions.values()) if id(part.config) not in unserved]
     return list({id(config): config for config in configs if isinstance(config, PreTrainedConfig)}.values())

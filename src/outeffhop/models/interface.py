@@ -16,13 +16,11 @@ from transformers.utils import output_capturing
 
 from outeffhop.methods import METHODS, Method, SoftmaxN
 from outeffhop.models.modules import NAME, state_of
+from outeffhop.models.recording import UNSERVED
 from outeffhop.state import attend
 from outeffhop.state.gate import gated
 
 __all__ = ["attention_function"]
-
-# Arguments by which some models change the scores or the keys; ignoring them would give wrong results.
-_UNSERVED = ("softcap", "indices", "block_indices", "head_mask", "cache")
 
 
 def attention_function(
@@ -148,7 +146,7 @@ def _refuse(
 ) -> None:
     """Raises an error for arguments that would change the result and cannot be served."""
     kind = type(module).__name__
-    for name in _UNSERVED:
+    for name in UNSERVED:
         if kwargs.get(name) is not None:
             raise ValueError(
                 f"{kind} passes {name!r} to its attention, which {method} does not support; "

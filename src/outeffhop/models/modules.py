@@ -18,6 +18,7 @@ __all__ = [
     "attention_modules",
     "hopfield_layers",
     "has_attention",
+    "own_attention",
     "has_own_sinks",
     "state_of",
     "method_at",
@@ -45,6 +46,19 @@ def state_of(module: nn.Module) -> MethodState | None:
 
 def has_attention(model: nn.Module) -> bool:
     return any(calls_of(module) is not None for module in model.modules())
+
+
+def own_attention(model: nn.Module) -> list[str]:
+    """Names of modules that look like attention but do not call transformers' interface, as in BLOOM or DeBERTa.
+
+    Only the outermost ones: a module of attention may contain another.
+    """
+    found: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in found)
+        if "Attention" in type(module).__name__ and not inside and calls_of(module) is None:
+            found.append(name)
+    return found
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -162,6 +176,9 @@ def check(model: nn.Module, method: Method) -> None:
 def _check(name: str, module: nn.Module, method: Method) -> None:
     kind = type(module).__name__
     normalizer = method.normalizer
+    calls = calls_of(module)
+    if calls is not None and calls.unserved:
+        raise ValueError(f"{method} does not work with {name} ({kind}), which uses {', '.join(calls.unserved)}")
     if has_own_sinks(module) and (not isinstance(normalizer, SoftmaxN) or normalizer.learns is not None):
         raise ValueError(
             f"{method} does not work with {name} ({kind}), which has its own learned sinks: "
@@ -174,7 +191,6 @@ def _check(name: str, module: nn.Module, method: Method) -> None:
         )
     if method.gate is None:
         return
-    calls = calls_of(module)
     if calls is None or not calls.hands_on:
         raise ValueError(
             f"{method} cannot gate {name} ({kind}): it does not pass keyword arguments on to the attention function, "

@@ -21,10 +21,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from outeffhop.models.hf_private import set_implementation
 
-__all__ = ["RECORDER", "Calls", "calls_of", "record"]
+__all__ = ["RECORDER", "UNSERVED", "Calls", "calls_of", "record"]
 
 RECORDER = "outeffhop-recorder"  # as an attention implementation; only the copies made here run it
 
+# Arguments by which some models change the scores or the keys; ignoring them would give wrong results.
+UNSERVED = ("softcap", "indices", "block_indices", "head_mask", "cache")
 _MARK = "attn_gate"  # the keyword that carries a gate's openings
 _LENGTH = 4
 
@@ -37,11 +39,13 @@ class Calls:
         hands_on: a keyword given to the module's forward reaches the attention function.
         own_sinks: the module passes its own learned sinks (``s_aux``), as gpt-oss does.
         by_pieces: one forward calls it several times, once for each piece of the input.
+        unserved: the arguments it passes that our attention does not take, such as Gemma 2's softcap.
     """
 
     hands_on: bool
     own_sinks: bool
     by_pieces: bool
+    unserved: tuple[str, ...] = ()
 
 
 _Note = Callable[[nn.Module, dict[str, Any]], None]
@@ -78,12 +82,13 @@ def _may_be_attention(module: nn.Module) -> bool:
 
 
 def _kind(module: nn.Module) -> Hashable:
-    """Everything the calls may depend on: the class, its switches, and which children and parameters it has."""
+    """Everything the calls may depend on: the class, its switches, what it leaves out, its children and parameters."""
     kind: Any = type(module)  # Any: to a type checker a class of modules cannot be hashed
     switches = sorted((n, v) for n, v in vars(module).items() if isinstance(v, bool) and n != "training")
     children = tuple(name for name, _ in module.named_children())
     parameters = tuple(name for name, _ in module.named_parameters(recurse=False))
-    return kind, tuple(switches), children, parameters
+    absent = tuple(sorted(name for name, value in vars(module).items() if value is None))
+    return kind, tuple(switches), absent, children, parameters
 
 
 def _run(module: nn.Module) -> Calls | None:
@@ -103,6 +108,7 @@ def _run(module: nn.Module) -> Calls | None:
                 hands_on=all(_MARK in kwargs for kwargs in calls),
                 own_sinks=any(kwargs.get("s_aux") is not None for kwargs in calls),
                 by_pieces=len(calls) > 1,
+                unserved=tuple(name for name in UNSERVED if any(kwargs.get(name) is not None for kwargs in calls)),
             )
     return None
 

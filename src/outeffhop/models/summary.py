@@ -8,10 +8,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outeffhop.models.hf_private import implementation
-from outeffhop.models.modules import attention_modules, hopfield_layers, method_in, num_heads, state_of
+from outeffhop.models.modules import attention_modules, has_attention, hopfield_layers, method_in, num_heads, state_of
 from outeffhop.state import MethodState
 
-__all__ = ["ModelSummary", "model_summary"]
+__all__ = ["ModelSummary", "model_summary", "running_method"]
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,14 @@ def model_summary(model: PreTrainedModel) -> ModelSummary:
     layers = hopfield_layers(model)
     if layers:
         heads = [layer.num_heads for layer in layers.values()]
-        named = str(next(iter(layers.values())).method)
         states: list[MethodState] = [layer.state for layer in layers.values()]
     else:
         modules = attention_modules(model)
         heads = [num_heads(module) for module in modules.values()]
-        method = method_in(model)
-        named = str(implementation(model.config) if method is None else method)
         states = [state for state in map(state_of, modules.values()) if state is not None]
     return ModelSummary(
         model=type(model).__name__,
-        method=named,
+        method=running_method(model),
         layers=len(heads),
         heads=tuple(heads),
         parameters=_count(model),
@@ -82,6 +79,17 @@ def model_summary(model: PreTrainedModel) -> ModelSummary:
         sink_parameters=sum(p.numel() for s in states for p in (s.sink, s.raw_alpha) if isinstance(p, nn.Parameter)),
         norm_parameters=sum(_count(s.qk_norm) for s in states),
     )
+
+
+def running_method(model: nn.Module) -> str:
+    """The method of a model, else the name of its attention implementation; "" if it has no config."""
+    layers, config = hopfield_layers(model), getattr(model, "config", None)
+    if layers:
+        return str(next(iter(layers.values())).method)
+    if config is None:
+        return ""
+    method = method_in(model) if has_attention(model) else None
+    return str(implementation(config) if method is None else method)
 
 
 def _count(module: nn.Module | None) -> int:

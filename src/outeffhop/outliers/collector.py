@@ -15,9 +15,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 
 from outeffhop.metrics import evaluating
-from outeffhop.models.hf_private import implementation, refuse_compiled
+from outeffhop.models.hf_private import refuse_compiled
 from outeffhop.models.inspection import inspecting
-from outeffhop.models.modules import has_attention, method_in
+from outeffhop.models.summary import running_method
 from outeffhop.ops.call import Call
 from outeffhop.outliers.accumulate import TensorSums
 from outeffhop.outliers.heads import HeadSums, Tokens
@@ -44,7 +44,8 @@ def measure(
 ) -> OutlierReport:
     """Measures the outliers in a model's activations, and what its heads attend to, in one pass over the data.
 
-    Padding is left out, as ``attention_mask`` marks it. A sample is one entry of the batch. A tensor [B·k, …, d], as
+    Padding is left out, as ``attention_mask`` marks it, and in a decoder ``decoder_attention_mask`` or labels of −100.
+    A sample is one entry of the batch. A tensor [B·k, …, d], as
     STanHop-Net has for k series, is read as B samples whose tokens are all dimensions except the last. A tensor
     [1, …, d] that all samples share counts once for each of them. The result does not depend on how samples are split
     into batches. Under ``torch.distributed`` each rank measures its own batches, and all ranks get the whole report.
@@ -89,7 +90,7 @@ def measure(
     heads = [sums.stats(name) for name, sums in collector.heads.items()]
     return OutlierReport(
         model=type(model).__name__,
-        method=_method(model),
+        method=running_method(model),
         samples=collector.samples,
         chosen=tensors if isinstance(tensors, str) else tuple(tensors),
         special_ids=special,
@@ -104,7 +105,9 @@ class _Collector:
         self.samples = 0
         self.tensors = {p.name: TensorSums(keep) for p in picks}
         self.heads: dict[str, HeadSums] = {}
-        self._tokens = Tokens(0)
+        self._tokens = Tokens(0)  # of the part that is running: the encoder, or everything else
+        self._sides = self._tokens, self._tokens
+        self._encoded: Tensor | None = None  # the output of the encoder, which the decoder's cross attention reads
         self._scratch = Scratch()
         self._last: tuple[Tensor, float, BatchStats] | None = None
 
@@ -117,6 +120,10 @@ class _Collector:
             stack.enter_context(torch.no_grad())
             if attention:
                 stack.enter_context(inspecting(self.model, watch=self._watch))
+            encoder = _encoder(self.model)
+            if encoder is not None:
+                stack.callback(encoder.register_forward_pre_hook(lambda *_: self._turn(0)).remove)
+                stack.callback(encoder.register_forward_hook(lambda _, args, output: self._turn(1, output)).remove)
             modules = dict(self.model.named_modules())
             for p in self.picks:
                 stack.callback(self._hook(p, modules[p.module]).remove)
@@ -127,29 +134,35 @@ class _Collector:
                         "to tensors, as in [{'input_ids': ids}]"
                     )
                 inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
-                self._tokens = self._read(inputs)
+                tokens = self._read(inputs)
+                self._sides = tokens, tokens if encoder is None else _decoded(tokens, inputs)
+                self._turn(1)
                 self.model(**inputs)
                 self.samples += self._tokens.samples
                 self._last = None
                 if progress is not None:
                     progress(done)
 
+    def _turn(self, side: int, encoded: Any = None) -> None:
+        self._tokens, self._encoded = self._sides[side], _first_tensor(encoded)
+
     def _hook(self, p: Pick, module: nn.Module) -> Any:
-        def see(value: Any) -> None:
+        def see(value: Any, given: Any) -> None:
             x = _first_tensor(value)
             if x is not None:
-                self._add(p.name, x.movedim(1, -1) if isinstance(module, _ConvNd) and p.side == "output" else x)
+                tokens = self._sides[0] if given is not None and given is self._encoded else self._tokens
+                self._add(p.name, x.movedim(1, -1) if isinstance(module, _ConvNd) and p.side == "output" else x, tokens)
 
         if p.side == "input":
             return module.register_forward_pre_hook(
-                lambda _, args, kwargs: see((*args, *kwargs.values())), with_kwargs=True
+                lambda _, args, kwargs: see((*args, *kwargs.values()), next(iter(args), None)), with_kwargs=True
             )
-        return module.register_forward_hook(lambda _, args, output: see(output))
+        return module.register_forward_hook(lambda _, args, output: see(output, next(iter(args), None)))
 
-    def _add(self, name: str, x: Tensor) -> None:
+    def _add(self, name: str, x: Tensor, tokens: Tokens) -> None:
         # a container returns the same tensor as its last module: it need not be measured again
         if self._last is None or self._last[0] is not x or self._last[1] != _version(x):
-            shaped = _as_samples(x, self._tokens)
+            shaped = _as_samples(x, tokens)
             if shaped is None:
                 return
             self._last = x, _version(x), batch_stats(*shaped, self._scratch)
@@ -169,16 +182,34 @@ class _Collector:
         if first is None or not first.dim() or not first.shape[0]:
             raise ValueError("batches contains a batch without samples")
         real, ids = inputs.get("attention_mask"), inputs.get("input_ids")
-        real = real.bool() if isinstance(real, Tensor) and real.dim() == 2 and not bool(real.bool().all()) else None
-        if real is not None and getattr(getattr(self.model, "config", None), "is_encoder_decoder", False):
-            raise ValueError(
-                f"attention_mask marks padding of the encoder of {type(self.model).__name__}, but would also be "
-                "applied to the decoder: give batches of samples of equal length"
-            )
+        real = _real(real)
         special = None
         if isinstance(ids, Tensor) and self.special:
             special = torch.isin(ids, torch.tensor(self.special, device=ids.device))
         return Tokens(first.shape[0], real, special)
+
+
+def _real(mask: Any) -> Tensor | None:
+    """[B, T], bool: False at padding; None if there is none."""
+    return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.bool().all()) else None
+
+
+def _encoder(model: Any) -> nn.Module | None:
+    """The encoder of a model that also has a decoder: the two run on different tokens."""
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return None
+    found = model.get_encoder()
+    return found if isinstance(found, nn.Module) and found is not model else None
+
+
+def _decoded(tokens: Tokens, inputs: dict[str, Any]) -> Tokens:
+    """The tokens of the decoder. Without inputs of its own, a model makes them of the encoder's or of the labels."""
+    mask, labels = inputs.get("decoder_attention_mask"), inputs.get("labels")
+    if mask is not None:
+        return Tokens(tokens.samples, _real(mask))
+    if isinstance(labels, Tensor) and labels.dim() == 2:
+        return Tokens(tokens.samples, _real(labels != -100))
+    return Tokens(tokens.samples, None if "decoder_input_ids" in inputs else tokens.real)
 
 
 def _as_samples(x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor | None] | None:
@@ -214,14 +245,6 @@ def _special_ids(model: nn.Module) -> tuple[int, ...]:
     found = [getattr(config, name, None) for name in _SPECIAL]
     flat = [i for entry in found if entry is not None for i in (entry if isinstance(entry, list) else [entry])]
     return tuple(sorted({i for i in flat if i >= 0}))
-
-
-def _method(model: Any) -> str:
-    config = getattr(model, "config", None)
-    if config is None:
-        return ""
-    running = method_in(model) if has_attention(model) else getattr(config, "method", None)
-    return str(running or implementation(config))
 
 
 def _over_ranks(mine: _Collector, error: Exception | None) -> _Collector:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 from transformers import PreTrainedModel
 
-from outeffhop.models.modules import attention_modules, has_attention
+from outeffhop.models.modules import attention_modules, has_attention, own_attention
 from outeffhop.state import MethodState
 
 __all__ = ["PAPER", "Rule", "Pick", "pick"]
@@ -114,10 +114,8 @@ def _paper(model: nn.Module) -> list[Pick]:
 
 def _generic(model: nn.Module) -> Iterator[str]:
     """Blocks are entries of module lists that contain attention; the other tensors are found in and beside them."""
-    if not has_attention(model):
-        return
     modules = dict(model.named_modules())
-    for attention in attention_modules(model):
+    for attention in attention_modules(model) if has_attention(model) else own_attention(model):
         block = _block(attention, modules)
         if block is None:
             continue

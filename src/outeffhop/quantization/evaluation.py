@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
 from outeffhop.metrics import Batch, Metric, evaluating, metric_for, task_of, to_device
-from outeffhop.models.summary import model_summary
+from outeffhop.models.summary import running_method
 from outeffhop.quantization.fold import fold_layernorm
 from outeffhop.quantization.placement_map import quantization_map
 from outeffhop.quantization.points import Power
@@ -85,7 +84,7 @@ def evaluate(
                 floating = quantization_map(simulated).floating
     return QuantizationReport(
         model=type(model).__name__,
-        method=_method(model),
+        method=running_method(model) or "unknown",
         scheme=str(chosen),
         placement=chosen.placement,
         task=task,
@@ -106,13 +105,6 @@ def _calibrated(model: nn.Module, batches: Iterable[Batch], scheme: Scheme) -> n
         for batch in batches:
             quantized(**to_device(batch, quantized))
     return freeze(quantized)
-
-
-def _method(model: Any) -> str:
-    try:
-        return model_summary(model).method
-    except (AttributeError, ValueError):  # no config, or no attention that could have a method
-        return "unknown"
 
 
 def _draw(batches: Sequence[Batch], count: int, seed: int) -> list[Batch]:

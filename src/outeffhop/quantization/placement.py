@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from outeffhop.models.modules import attention_modules, has_attention
+from outeffhop.models.modules import attention_modules, has_attention, own_attention
 from outeffhop.models.stanhop.blocks import DecoderLayer
 from outeffhop.state import Gate, MethodState
 
@@ -55,7 +55,8 @@ class Layout:
         sites: module name → which of its tensors are quantized.
         floating: module name → why the module and everything in it stay in floating point.
         operations: whether sums, functional activations and the parts of attention are quantized too.
-        attention: names of modules that compute attention with transformers' interface.
+        attention: names of modules that compute attention; their scores are quantized if transformers' interface
+            shows them.
         exclude: patterns; those with "/" match names of quantizers.
     """
 
@@ -113,7 +114,7 @@ def lay_out(model: nn.Module, placement: str, exclude: Sequence[str] = ()) -> La
         elif kind in kinds:
             site = kinds[kind]
             sites[name] = Site(kind, site.input, site.weight, site.output, 1 if isinstance(module, Conv1D) else 0)
-    attention = frozenset(attention_modules(model)) if has_attention(model) else frozenset()
+    attention = frozenset(attention_modules(model) if has_attention(model) else own_attention(model))
     return Layout(sites, floating, placement == "paper", attention, tuple(exclude))
 
 
