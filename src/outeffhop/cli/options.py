@@ -200,6 +200,7 @@ class Quantize(Checkpoint):
         seeds: number of calibration draws; mean ± std.
         out: folder for quantization.json.
         fold_layernorm: fold the scale of LayerNorms into the next layers first.
+        save: folder for a checkpoint to deploy, of the first seed (needs outeffhop[deploy]).
         int8: also export to OUT/int8 and run it (needs outeffhop[int8]).
     """
 
@@ -213,6 +214,7 @@ class Quantize(Checkpoint):
     seeds: int = 3
     out: _Out = None
     fold_layernorm: _Flag = False
+    save: _Out = None
     int8: _Flag = False
 
 
