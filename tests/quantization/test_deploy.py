@@ -314,7 +314,7 @@ def test_a_checkpoint_that_loads_as_another_is_not_published(tmp_path):
 def test_without_the_package(tmp_path, monkeypatch):
     quantized = quantize(build("llama"), "llama")
     monkeypatch.setitem(sys.modules, "compressed_tensors", None)
-    with pytest.raises(ImportError, match=r"needs compressed.tensors: pip install 'outeffhop\[deploy\]'"):
+    with pytest.raises(ImportError, match=r"needs compressed-tensors: pip install 'outeffhop\[deploy\]'"):
         save_compressed(quantized, tmp_path / "saved")
 
 

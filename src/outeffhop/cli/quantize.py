@@ -38,9 +38,9 @@ _SHOWN = 10
 def run(options: Quantize) -> None:
     """Loads, evaluates, and writes ``quantization.json`` once everything is done.
 
-    With ``fold_layernorm``, LayerNorms are folded into the next layers first. With ``int8``, the model is also exported
-    into ``out/int8`` and measured there; that report is ``out/int8.json``. With ``save``, the quantized model is written
-    to that folder, loaded again and measured.
+    With ``fold_layernorm``, LayerNorms are folded into the next layers first. With ``save``, the quantized checkpoint
+    is written before anything is measured; it is loaded again and measured last. With ``int8``, the model is also
+    exported into ``out/int8`` and measured there; that report is ``out/int8.json``.
     """
     scheme = Scheme.parse(f"{options.bits} {options.scheme}").with_range(options.range)
     if options.int8:
@@ -64,6 +64,9 @@ def run(options: Quantize) -> None:
 
     drawn = batches(prepared.validation, prepared.eval_collate, size, limit=options.batches)
     measured = [keep(batch) for batch in drawn]
+    if options.save is not None:
+        quantized: Any = calibrated(model, draw(0), scheme)  # as the first seed below
+        save_compressed(quantized, options.save, tokenizer=prepared.tokenizer, dtype=stored)
     done = count()
     with progress(1 + 2 * seeds) as tell:
         report = evaluate(
@@ -71,12 +74,9 @@ def run(options: Quantize) -> None:
         )
     real = None
     if options.save is not None:
-        quantized: Any = calibrated(model, draw(report.seeds[0]), scheme)
-        save_compressed(quantized, options.save, tokenizer=prepared.tokenizer, dtype=stored)
         loaded: Any = load_checkpoint(options.save)
         found = metric_for(report.task, model)(loaded.to(model.device), measured)
-        sizes = (_size(Path(folder)) for folder in (source.checkpoint, options.save))
-        report = replace(report, saved=Saved(str(options.save), found, *sizes))
+        report = replace(report, saved=Saved(str(options.save), found, _size(source.checkpoint), _size(options.save)))
     if options.out is not None:
         report.save(options.out / _FILE)
         _tell_card(options.checkpoint, options.out)
@@ -95,8 +95,8 @@ def run(options: Quantize) -> None:
         _show_int8(real)
 
 
-def _size(checkpoint: Path) -> int:
-    return sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+def _size(checkpoint: str | Path) -> int:
+    return sum(file.stat().st_size for file in Path(checkpoint).glob("*.safetensors"))
 
 
 def _tell_card(checkpoint: str, out: Path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -72,7 +73,10 @@ def save_compressed(
     for name, (weight, received) in layers.items():
         state |= {f"{name}.{key}": value for key, value in _tensors(state.pop(f"{name}.weight"), weight, received)}
     with whole_folder(path) as side:
-        quantized.save_pretrained(side, state_dict=dict(state))
+        try:
+            quantized.save_pretrained(side, state_dict=dict(state))
+        except SafetensorError as error:  # safetensors' own class for errors of the system
+            raise OSError(f"{os.fspath(path)!r} could not be written: {error}") from error
         _write_config(side / "config.json", _entry(quantized, simulation.scheme, set(layers)))
         if tokenizer is not None:
             tokenizer.save_pretrained(side)
