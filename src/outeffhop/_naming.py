@@ -11,7 +11,7 @@ from types import ModuleType
 __all__ = ["check_utf8", "did_you_mean", "known", "require"]
 
 # packages that pip knows by another name than the one they are imported by
-_PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn"}
+_PACKAGES = {"PIL": "pillow", "compressed_tensors": "compressed-tensors", "sklearn": "scikit-learn"}
 
 
 def require(module: str, extra: str = "lab") -> ModuleType:

@@ -30,6 +30,11 @@ def folder(tmp_path_factory):
             opt.model.decoder.layers[0].fc1.weight[0, 0] = float("nan")
         opt.save_pretrained(root / "nan")
         prepared.tokenizer.save_pretrained(root / "nan")
+        plain = presets.build("opt", "tiny", "vanilla", **SMALL, **prepared.changes)
+        plain.save_pretrained(root / "plain")
+        prepared.tokenizer.save_pretrained(root / "plain")
+        plain.bfloat16().save_pretrained(root / "half")
+        prepared.tokenizer.save_pretrained(root / "half")
         presets.build("vit", "tiny", "outeffhop", hidden_size=32, num_hidden_layers=1).save_pretrained(root / "vit")
         yield root
 
@@ -134,3 +139,67 @@ def test_an_out_that_is_a_file_is_refused_before_any_work(folder, tmp_path, caps
     assert quantize(folder, "opt", "--out", str(file)) == 2
     assert "is a file" in capsys.readouterr().err
     assert file.read_text() == "mine"
+
+
+# A checkpoint to deploy
+
+
+def evaluate(folder, *arguments):
+    return main(
+        ["evaluate", str(folder), "--data", "builtin:text", "--device", "cpu", "--json", *QUICK[:4], *arguments]
+    )
+
+
+@pytest.mark.parametrize(("name", "bits"), [("plain", "W8A8"), ("plain", "W4A8"), ("half", "W8A8")])
+def test_a_saved_checkpoint_gives_the_metric_that_was_printed(folder, tmp_path, name, bits, capsys):
+    pytest.importorskip("compressed_tensors", reason="needs outeffhop[deploy]")
+    saved = tmp_path / "saved"
+    given = ("--scheme", "linear", "--bits", bits, "--save", str(saved), "--out", str(tmp_path / "out"))
+    assert quantize(folder, name, *QUICK, *given, "--json") == 0
+    report = QuantizationReport.from_json(capsys.readouterr().out)
+    assert report == QuantizationReport.load(tmp_path / "out" / "quantization.json")
+    first = {metric: values[0] for metric, values in report.quantized.items()}
+    assert report.saved.path == str(saved)
+    assert report.saved.metric == pytest.approx(first, rel=1e-4)
+    assert report.saved.bytes_before == (folder / name / "model.safetensors").stat().st_size
+    assert report.saved.bytes_after == (saved / "model.safetensors").stat().st_size < report.saved.bytes_before
+    assert evaluate(saved, "--batches", "2") == 0
+    assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(report.saved.metric, rel=1e-6)
+
+
+def test_a_table_of_what_was_saved(folder, tmp_path, capsys):
+    pytest.importorskip("compressed_tensors", reason="needs outeffhop[deploy]")
+    assert quantize(folder, "plain", *QUICK, "--scheme", "linear", "--save", str(tmp_path / "saved")) == 0
+    printed = capsys.readouterr().out
+    assert f"Saved to {tmp_path / 'saved'}" in printed
+    assert "loaded again" in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "match"),
+    [
+        ("plain", (), "--scheme linear"),
+        ("nothing", (), "--scheme linear"),  # said before the checkpoint is read
+        ("plain", ("--scheme", "smoothquant"), "scheme='W8A8 smoothquant'"),
+        ("plain", ("--scheme", "per-token"), "fc1 takes inputs of 2 dimensions"),
+        ("plain", ("--scheme", "linear", "--bits", "W6A6"), "bits='W6A6'"),
+        ("plain", ("--scheme", "linear", "--fold-layernorm"), "--fold-layernorm"),
+        ("opt", ("--scheme", "linear"), "attention method gated-outeffhop"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_before_anything_is_measured(folder, tmp_path, name, arguments, match, capsys):
+    pytest.importorskip("compressed_tensors", reason="needs outeffhop[deploy]")
+    assert quantize(folder, name, *QUICK, "--save", str(tmp_path / "saved"), *arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert match in captured.err
+    assert "floating point\n" not in captured.err  # the first step of measuring
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_to_save_to_that_holds_something_is_left_alone(folder, tmp_path, capsys):
+    pytest.importorskip("compressed_tensors", reason="needs outeffhop[deploy]")
+    (tmp_path / "mine").write_text("mine")
+    assert quantize(folder, "plain", *QUICK, "--scheme", "linear", "--save", str(tmp_path)) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]

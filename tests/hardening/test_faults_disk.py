@@ -13,6 +13,8 @@ from outeffhop.lab.paper.energy_landscape import EXPERIMENT
 from outeffhop.lab.paper.experiment import Settings
 from outeffhop.lab.paper.result_file import ResultFile
 from outeffhop.lab.training import RunFolder
+from outeffhop.models import presets
+from outeffhop.models.checkpoint import load_checkpoint
 from outeffhop.outliers import OutlierReport
 
 FULL = "No space left on device"
@@ -125,6 +127,27 @@ def test_measuring_on_a_full_disk_keeps_the_files_of_before(disk, run, server, t
     before, full = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("before", "full"))
     assert before == full
     assert OutlierReport.load(tmp_path / "full" / "outliers.json").samples == 4
+
+
+def test_a_checkpoint_to_deploy_on_a_full_disk(disk, server, tmp_path):
+    pytest.importorskip("compressed_tensors", reason="needs outeffhop[deploy]")
+    presets.build("vit", "tiny", "vanilla").save_pretrained(tmp_path / "vit")
+    linear = ["--data", "builtin:images", "--scheme", "linear", "--seeds", 1, "--batches", 1, "--batch-size", 4]
+    save = ["command", "quantize", tmp_path / "vit", *linear, "--device", "cpu", "--save", disk / "saved"]
+    codes, said = server.run(
+        ["tmpfs", disk, "16m"],
+        ["fill", disk, 50_000],
+        save,
+        ["copy", disk, tmp_path / "full"],
+        ["make room", disk],
+        save,
+        ["copy", disk, tmp_path / "room"],
+    )
+    assert codes == [1, 0], said
+    assert FULL in said
+    assert "Traceback" not in said
+    assert [p for p in (tmp_path / "full").iterdir() if p.name != ".filling"] == []
+    assert load_checkpoint(tmp_path / "room" / "saved").config.quantization_config is not None
 
 
 def test_an_experiment_on_a_full_disk_goes_on_when_there_is_room(disk, server, tmp_path):

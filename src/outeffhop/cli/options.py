@@ -203,6 +203,7 @@ class Quantize(Checkpoint):
         seeds: number of calibration draws; mean ± std.
         out: folder for quantization.json.
         fold_layernorm: fold the scale of LayerNorms into the next layers first.
+        save: folder for a checkpoint to deploy, of the first seed (needs outeffhop[deploy]).
         int8: also export to OUT/int8 and run it (needs outeffhop[int8]).
     """
 
@@ -216,6 +217,7 @@ class Quantize(Checkpoint):
     seeds: int = 3
     out: _Out = None
     fold_layernorm: _Flag = False
+    save: _Out = None
     int8: _Flag = False
 
 

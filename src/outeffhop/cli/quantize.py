@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +17,15 @@ from outeffhop.cli.options import Quantize
 from outeffhop.lab.data import batches
 from outeffhop.lab.training import RunFolder
 from outeffhop.lab.training.card import write_card
+from outeffhop.metrics import metric_for
+from outeffhop.models.checkpoint import load_checkpoint
 from outeffhop.quantization import QuantizationReport, Scheme, evaluate, export_int8, fold_layernorm, measure_int8
+from outeffhop.quantization.deploy import check_model, check_scheme, check_target, save_compressed
+from outeffhop.quantization.evaluation import calibrated
 from outeffhop.quantization.fold import Folding
 from outeffhop.quantization.int8_process import check_installed
 from outeffhop.quantization.int8_report import Int8Report
+from outeffhop.quantization.quantization_report import Saved
 
 __all__ = ["run"]
 
@@ -31,16 +38,23 @@ _SHOWN = 10
 def run(options: Quantize) -> None:
     """Loads, evaluates, and writes ``quantization.json`` once everything is done.
 
-    With ``fold_layernorm``, LayerNorms are folded into the next layers first. With ``int8``, the model is also exported
-    into ``out/int8`` and measured there; that report is ``out/int8.json``.
+    With ``fold_layernorm``, LayerNorms are folded into the next layers first. With ``save``, the quantized checkpoint
+    is written before anything is measured; it is loaded again and measured last. With ``int8``, the model is also
+    exported into ``out/int8`` and measured there; that report is ``out/int8.json``.
     """
     scheme = Scheme.parse(f"{options.bits} {options.scheme}").with_range(options.range)
     if options.int8:
         _check_int8(options.out, scheme)
+    if options.save is not None:
+        _check_save(options.save, scheme, options.fold_layernorm)
     counts = {"calibration_batches": options.calibration_batches, "seeds": options.seeds}
-    model, _, prepared = opened(options, **counts)
+    model, source, prepared = opened(options, **counts)
     if options.int8 and prepared.task == "seq2seq":
         raise ValueError(f"int8: {type(model).__name__} has an encoder and a decoder, which export_int8 does not serve")
+    stored = model.dtype
+    if options.save is not None:
+        check_model(model)
+        model = model.float()  # as the saved checkpoint is loaded
     size, seeds, fold = options.batch_size, options.seeds, options.fold_layernorm
 
     def draw(seed: int) -> list[Batch]:
@@ -50,12 +64,19 @@ def run(options: Quantize) -> None:
         return [prepared.eval_collate([prepared.train[int(j)] for j in part]) for part in parts]
 
     measured = list(batches(prepared.validation, prepared.eval_collate, size, limit=options.batches))
+    if options.save is not None:
+        quantized: Any = calibrated(model, draw(0), scheme)  # as the first seed below
+        save_compressed(quantized, options.save, tokenizer=prepared.tokenizer, dtype=stored)
     done = count()
     with progress(1 + 2 * seeds) as tell:
         report = evaluate(
             model, draw, measured, scheme=scheme, seeds=seeds, fold=fold, progress=lambda text: tell(text, next(done))
         )
     real = None
+    if options.save is not None:
+        loaded: Any = load_checkpoint(options.save)
+        found = metric_for(report.task, model)(loaded.to(model.device), measured)
+        report = replace(report, saved=Saved(str(options.save), found, _size(source.checkpoint), _size(options.save)))
     if options.out is not None:
         report.save(options.out / _FILE)
         _tell_card(options.checkpoint, options.out)
@@ -72,6 +93,10 @@ def run(options: Quantize) -> None:
     _show(report, options.out)
     if real is not None:
         _show_int8(real)
+
+
+def _size(checkpoint: str | Path) -> int:
+    return sum(file.stat().st_size for file in Path(checkpoint).glob("*.safetensors"))
 
 
 def _tell_card(checkpoint: str, out: Path) -> None:
@@ -93,6 +118,16 @@ def _check_int8(out: Path | None, scheme: Scheme) -> None:
         check_installed("openvino", "nncf")
     except ImportError as error:
         raise ValueError(str(error)) from error
+
+
+def _check_save(folder: Path, scheme: Scheme, fold: bool) -> None:
+    """What would fail at the end is said first."""
+    if fold:
+        raise ValueError(
+            "--save with --fold-layernorm: a checkpoint has no place for the biases of folding; leave one out"
+        )
+    check_scheme(scheme)
+    check_target(folder, "save")
 
 
 def _show(report: QuantizationReport, out: Path | None) -> None:
@@ -120,8 +155,17 @@ def _show(report: QuantizationReport, out: Path | None) -> None:
     print_table("Worst rounded (dB of the median channel or token first)", columns, worst)
     if report.folding is not None:
         _show_folding(report.folding)
+    if report.saved is not None:
+        _show_saved(report, report.saved)
     if out is not None:
         print(f"written to {out / _FILE}")
+
+
+def _show_saved(report: QuantizationReport, saved: Saved) -> None:
+    rows = [(name, f"{report.quantized[name][0]:.6g}", f"{value:.6g}") for name, value in saved.metric.items()]
+    sizes = f"{saved.bytes_before / 2**20:.1f} → {saved.bytes_after / 2**20:.1f} MiB"
+    title = f"Saved to {saved.path}, {sizes}; calibration seed {report.seeds[0]}"
+    print_table(title, ("metric", "simulated", "loaded again"), rows)
 
 
 def _show_folding(folding: Folding) -> None:

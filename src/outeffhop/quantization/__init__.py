@@ -1,4 +1,4 @@
-"""What int8 costs: simulated quantization of weights and activations, and real int8 execution by OpenVINO."""
+"""What int8 costs: simulated quantization, checkpoints to deploy, and real int8 execution by OpenVINO."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import lazy_loader
 
 if TYPE_CHECKING:
+    from outeffhop.quantization.deploy import save_compressed
     from outeffhop.quantization.evaluation import evaluate
     from outeffhop.quantization.fold import fold_layernorm
     from outeffhop.quantization.int8 import Int8Model, export_int8
@@ -26,6 +27,7 @@ __all__ = [
     "Scheme",
     "SCHEMES",
     "fold_layernorm",
+    "save_compressed",
     "export_int8",
     "Int8Model",
     "measure_int8",
@@ -35,6 +37,7 @@ __all__ = [
 __getattr__, __dir__, _ = lazy_loader.attach(
     __name__,
     submod_attrs={
+        "deploy": ["save_compressed"],
         "evaluation": ["evaluate"],
         "fold": ["fold_layernorm"],
         "int8": ["Int8Model", "export_int8"],

@@ -16,7 +16,7 @@ from outeffhop.quantization.quantization_report import QuantizationReport, Tenso
 from outeffhop.quantization.schemes import Scheme
 from outeffhop.quantization.simulation import Calibration, freeze, measuring, simulate, simulation_of
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "calibrated"]
 
 _WORST = 20  # how many of the worst-rounded tensors are reported
 
@@ -71,7 +71,7 @@ def evaluate(
         for i, seed in enumerate(drawn):
             tell(f"calibration {i + 1} of {len(drawn)}")
             batches = calibration(seed) if callable(calibration) else _draw(calibration, calibration_batches, seed)
-            simulated = _calibrated(rounded, batches, chosen)
+            simulated = calibrated(rounded, batches, chosen)
             tell(f"{chosen}, {i + 1} of {len(drawn)}")
             try:
                 for name, value in measure(simulated, evaluated).items():
@@ -99,7 +99,8 @@ def evaluate(
     )
 
 
-def _calibrated(model: nn.Module, batches: Iterable[Batch], scheme: Scheme) -> nn.Module:
+def calibrated(model: nn.Module, batches: Iterable[Batch], scheme: Scheme) -> nn.Module:
+    """A frozen simulation of the model, its ranges from the batches."""
     quantized = simulate(model, scheme)
     with Calibration(quantized), torch.no_grad():
         for batch in batches:

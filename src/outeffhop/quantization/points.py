@@ -101,6 +101,7 @@ class Point:
         grid: None before ``freeze``, and if each token has its own.
         factors: what the tensor is multiplied by before rounding, for SmoothQuant: 1 / s for the input, s for the
             weight.
+        dimensions: how many the tensor had that it saw last; None before.
     """
 
     def __init__(self, name: str, kind: str, spec: Uniform, scheme: Scheme, how: str) -> None:
@@ -108,10 +109,12 @@ class Point:
         self.grid: Grid | None = None
         self.factors: Tensor | None = None
         self.observer: Observer | None = None
+        self.dimensions: int | None = None
         if spec.granularity != "token":
             self.observer = Observer(spec, how, scheme.momentum, scheme.percentile)
 
     def observe(self, x: Tensor) -> None:
+        self.dimensions = x.dim()
         if self.observer is not None:
             self.observer.observe(x if self.factors is None else x.float() * self.factors, self.name)
 
@@ -149,6 +152,7 @@ class Point:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The rounded tensor, in its own dtype."""
+        self.dimensions = x.dim()
         values = x if self.factors is None else x.float() * self.factors.to(x.device)
         if self.observer is None:  # each token has its own range
             # a token with NaN has no range: with any grid, NaN stays NaN

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from outeffhop._dataclass_io import JsonReport
 from outeffhop.quantization.fold import Folding
 
-__all__ = ["QuantizationReport", "TensorError"]
+__all__ = ["QuantizationReport", "Saved", "TensorError"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,22 @@ class TensorError:
 
 
 @dataclass(frozen=True)
+class Saved:
+    """A checkpoint that ``save_compressed`` wrote, with the ranges of the first seed.
+
+    Attributes:
+        path: its folder.
+        metric: metric → value of the model that was loaded from it.
+        bytes_before, bytes_after: the weights of the checkpoint in floating point and of this one, on disk.
+    """
+
+    path: str
+    metric: dict[str, float]
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True)
 class QuantizationReport(JsonReport):
     """A model's metric in floating point and quantized.
 
@@ -51,6 +67,7 @@ class QuantizationReport(JsonReport):
         worst: the tensors with the lowest ``typical_db`` first, from the first seed and one evaluation batch.
         floating: what stayed in floating point, and why.
         folding: which LayerNorms were folded into the next layers first; None without folding.
+        saved: the quantized checkpoint, if one was saved.
     """
 
     FORMAT = "outeffhop.quantization.1"
@@ -68,6 +85,7 @@ class QuantizationReport(JsonReport):
     worst: tuple[TensorError, ...]
     floating: dict[str, str]
     folding: Folding | None = None
+    saved: Saved | None = None
 
     def __post_init__(self) -> None:
         for name, values in self.quantized.items():
