@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from outeffhop._io import to_plain, write_whole
 from outeffhop.cli.checkpoint_data import opened
 from outeffhop.cli.console import print_json, print_table, progress
 from outeffhop.cli.options import Outliers
 from outeffhop.lab.data import batches
+from outeffhop.lab.data.tokenizer import marking_ids
 from outeffhop.lab.report.outliers_page import number, outlier_page, worst_tensors
 from outeffhop.outliers import OutlierReport, measure
 
@@ -30,7 +30,7 @@ def run(options: Outliers) -> None:
             model,
             drawn,
             options.tensors,
-            special_ids=_special_ids(prepared.tokenizer),
+            special_ids=marking_ids(prepared.tokenizer),
             progress=lambda done: tell(f"batch {done}/{total}", done),
         )
     about = (
@@ -41,13 +41,6 @@ def run(options: Outliers) -> None:
     report.save(options.out / "outliers.json")
     write_whole(options.out / "outliers.html", page)
     _show(report, options.out, options.json)
-
-
-def _special_ids(tokenizer: Any) -> list[int] | None:
-    if tokenizer is None:
-        return None
-    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")
-    return [i for i in (getattr(tokenizer, name, None) for name in names) if i is not None]
 
 
 def _show(report: OutlierReport, out: Path, as_json: bool) -> None:

@@ -8,13 +8,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from outeffhop.cli.checkpoint_data import opened
 from outeffhop.cli.console import print_json, print_table, progress
 from outeffhop.cli.options import Quantize
 from outeffhop.lab.data import batches
+from outeffhop.lab.data.samples import random_batches
 from outeffhop.lab.training import RunFolder
 from outeffhop.lab.training.card import write_card
 from outeffhop.metrics import metric_for
@@ -58,10 +58,7 @@ def run(options: Quantize) -> None:
     size, seeds, fold = options.batch_size, options.seeds, options.fold_layernorm
 
     def draw(seed: int) -> list[Batch]:
-        samples = min(len(prepared.train), options.calibration_batches * size)
-        order = torch.randperm(len(prepared.train), generator=torch.Generator().manual_seed(seed))[:samples]
-        parts = (order[i : i + size] for i in range(0, samples, size))
-        return [prepared.eval_collate([prepared.train[int(j)] for j in part]) for part in parts]
+        return random_batches(prepared.train, prepared.eval_collate, size, options.calibration_batches, seed)
 
     measured = list(batches(prepared.validation, prepared.eval_collate, size, limit=options.batches))
     if options.save is not None:

@@ -18,7 +18,6 @@ SIZES = dict(
     pad_token_id=0,
     bos_token_id=1,
 )
-QUICK = dict(batch_size=4, length=16, batches=2, calibration_batches=2, device="cpu", quiet=True)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from conftest import QUICK
+from quick import QUICK
 from safetensors.torch import load_file
 from transformers import (
     AutoModel,

@@ -6,13 +6,11 @@ import shutil
 import numpy as np
 import pytest
 from runs import config, metrics
-from transformers import AutoModel
 
 from outeffhop.lab.training import RunFolder, train
 from outeffhop.lab.training.estimate import estimate
 from outeffhop.lab.training.recipes import resolve
 from outeffhop.lab.training.run import prepare_data
-from outeffhop.models.checkpoint import load_checkpoint
 
 
 def refused(run, message):
@@ -61,14 +59,6 @@ def test_data_that_a_checkpoint_does_not_fit(whole_run, cache, tmp_path):
         dataclasses.replace(run, data=str(tmp_path / "many.npz")),
         r"has num_labels=20, the model of init='.*model' 10: they must agree",
     )
-
-
-def test_a_checkpoint_without_the_head(whole_run, cache, tmp_path):
-    source = whole_run("opt") / "model"
-    bare = tmp_path / "bare"
-    AutoModel.from_config(load_checkpoint(source).config).save_pretrained(bare)
-    shutil.copy(source / "tokenizer.json", bare)
-    refused(config("opt", tmp_path / "a", cache, init=bare), "holds a OPTModel, which has no head that learns clm")
 
 
 def test_a_checkpoint_without_its_tokenizer(whole_run, cache, tmp_path):

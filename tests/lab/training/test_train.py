@@ -22,7 +22,7 @@ from outeffhop.lab.training import RunFolder, resume, train, training_state
 from outeffhop.lab.training.config import to_yaml
 from outeffhop.lab.training.estimate import estimate
 from outeffhop.lab.training.nonfinite import NotFinite
-from outeffhop.lab.training.recipes import TASK_OF, resolve
+from outeffhop.lab.training.recipes import resolve
 from outeffhop.lab.training.run import prepare_data
 from outeffhop.lab.training.train_loader import EpochSampler
 from outeffhop.lab.training.trainer import RunTrainer
@@ -121,7 +121,7 @@ def test_the_saved_model_has_the_result(model, whole_run):
     run = RunFolder(out).config()
     loaded, prepared = load_checkpoint(out / "model"), prepare_data(run)
     assert model_summary(loaded).method == run.method == "outeffhop"
-    found = metric_for(TASK_OF[model])(loaded, batches(prepared.validation, prepared.eval_collate, 8, limit=2))
+    found = metric_for(prepared.task)(loaded, batches(prepared.validation, prepared.eval_collate, 8, limit=2))
     assert found == pytest.approx(result(out)["metrics"], rel=1e-6)
 
 

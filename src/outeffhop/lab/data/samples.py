@@ -13,7 +13,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["SPLITS", "Collate", "Prepared", "Sample", "Samples", "batches", "check_size", "stack"]
+__all__ = ["SPLITS", "Collate", "Prepared", "Sample", "Samples", "batches", "check_size", "random_batches", "stack"]
 
 SPLITS = ("train", "validation", "test")
 
@@ -86,3 +86,10 @@ def batches(
         check_size("limit", limit, 0)
     starts = range(0, len(dataset), batch_size)[:limit]
     return (collate([dataset[i] for i in range(s, min(s + batch_size, len(dataset)))]) for s in starts)
+
+
+def random_batches(dataset: Samples, collate: Collate, batch_size: int, count: int, seed: int) -> list[Sample]:
+    """At most ``count`` batches of samples drawn without replacement; the last one may be smaller."""
+    drawn = min(len(dataset), count * batch_size)
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:drawn].tolist()
+    return [collate([dataset[i] for i in order[at : at + batch_size]]) for at in range(0, drawn, batch_size)]

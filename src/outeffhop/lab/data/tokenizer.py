@@ -19,7 +19,7 @@ from outeffhop.lab.data.samples import check_size
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["around_of", "find_tokenizer", "ids_of", "load_tokenizer", "special_ids", "train_tokenizer"]
+__all__ = ["around_of", "find_tokenizer", "ids_of", "load_tokenizer", "marking_ids", "special_ids", "train_tokenizer"]
 
 _VERSION = 2  # of the training below; part of the cache key of a trained tokenizer
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
@@ -128,6 +128,14 @@ def around_of(tokenizer: PreTrainedTokenizerFast) -> tuple[tuple[int, ...], tupl
         raise ValueError("the tokenizer has no token for the text 'a': is it damaged?")
     first, last = added.index(0), len(added) - added[::-1].index(0)
     return tuple(ids[:first]), tuple(ids[last:])
+
+
+def marking_ids(tokenizer: PreTrainedTokenizerFast | None) -> list[int] | None:
+    """The ids of the tokens that begin, end, separate and pad texts; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")
+    return [i for i in (getattr(tokenizer, name, None) for name in names) if i is not None]
 
 
 def _saved(folder: Path) -> PreTrainedTokenizerFast:

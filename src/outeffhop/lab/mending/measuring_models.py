@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from outeffhop.lab.data import Prepared, batches
+from outeffhop.lab.data.samples import random_batches
+from outeffhop.lab.data.tokenizer import marking_ids
 from outeffhop.lab.mending.mend_config import MendConfig
 from outeffhop.lab.mending.mend_report import Measured
 from outeffhop.lab.training.imitation import Teacher
@@ -29,14 +30,16 @@ def measured(
     """
     evaluation = list(batches(prepared.validation, prepared.eval_collate, config.batch_size, limit=config.batches))
     tell("outliers")
-    outliers = measure(model, evaluation, special_ids=_special_ids(prepared.tokenizer))
+    outliers = measure(model, evaluation, special_ids=marking_ids(prepared.tokenizer))
     metric = None if original is None else _resembles(model, original)
     quantized = {}
     for name in SCHEMES:
         tell(f"W8A8 {name}")
         quantized[name] = evaluate(
             model,
-            lambda seed: _drawn(prepared, config.calibration_batches, config.batch_size, seed),
+            lambda seed: random_batches(
+                prepared.train, prepared.eval_collate, config.batch_size, config.calibration_batches, seed
+            ),
             evaluation,
             metric,
             scheme=f"W8A8 {name}",
@@ -54,18 +57,3 @@ def _resembles(model: nn.Module, original: Teacher) -> Any:
         return {**own(candidate, kept), "cosine": original.likeness(candidate, kept)["cosine"]}
 
     return metric
-
-
-def _drawn(prepared: Prepared, count: int, size: int, seed: int) -> list[dict[str, Tensor]]:
-    """Batches of training samples, drawn at random."""
-    samples = min(len(prepared.train), count * size)
-    order = torch.randperm(len(prepared.train), generator=torch.Generator().manual_seed(seed))[:samples]
-    parts = (order[i : i + size] for i in range(0, samples, size))
-    return [prepared.eval_collate([prepared.train[int(j)] for j in part]) for part in parts]
-
-
-def _special_ids(tokenizer: Any) -> list[int] | None:
-    if tokenizer is None:
-        return None
-    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")
-    return [i for i in (getattr(tokenizer, name, None) for name in names) if i is not None]
