@@ -26,6 +26,12 @@ _image = dict(_wide, image_size=SIDE, patch_size=4, num_labels=10)
 _stages = dict(hidden_sizes=[8, 16], depths=[1, 1], num_labels=10, image_size=SIDE)
 _swin = dict(image_size=SIDE, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4, num_labels=10)
 _clip_text = dict(_wide, vocab_size=VOCAB, max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
+_vision = dict(_wide, image_size=SIDE, patch_size=4)
+
+
+def _of_parts(text, vision, **more):
+    return dict(text_config=text, vision_config=vision, **more)
+
 
 MASKED = {
     "BertForMaskedLM": _encoder,
@@ -52,6 +58,11 @@ CAUSAL = {
     "GPTNeoXForCausalLM": _encoder,
     "BloomForCausalLM": _alibi,
     "GptOssForCausalLM": _decoder | _experts | _windows,
+    # text and images, here given text alone
+    "Gemma3ForConditionalGeneration": _of_parts(_gemma3, _vision, mm_tokens_per_image=4, image_token_index=399),
+    "LlavaForConditionalGeneration": _of_parts(
+        _decoder | dict(model_type="llama"), _vision | dict(model_type="clip_vision_model"), image_token_index=399
+    ),
 }
 SEQ2SEQ = {
     "T5ForConditionalGeneration": _t5,
@@ -84,7 +95,7 @@ EMBEDDING = {
     "CLIPTextModel": _clip_text,
     "Dinov2Model": dict(_size, mlp_ratio=2, image_size=SIDE, patch_size=4),
     "ViTModel": _image,
-    "CLIPVisionModel": dict(_wide, image_size=SIDE, patch_size=4),
+    "CLIPVisionModel": _vision,
     "SwinModel": _swin,
     "ViTForMaskedImageModeling": _image | dict(encoder_stride=4),
 }

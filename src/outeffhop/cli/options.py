@@ -120,7 +120,7 @@ class Data:
 
     Attributes:
         spec: builtin:text, builtin:images, builtin:series, a path, or hub:NAME[/CONFIG]; by default, list them all.
-        task: mlm, clm, classification or forecasting: refuse data that cannot serve it.
+        task: mlm, clm, seq2seq, classification, forecasting or embedding: refuse data that cannot serve it.
         json: print JSON instead of tables.
     """
 
