@@ -200,7 +200,7 @@ class Quantize(Checkpoint):
         seeds: number of calibration draws; mean ± std.
         out: folder for quantization.json.
         fold_layernorm: fold the scale of LayerNorms into the next layers first.
-        save: folder for a checkpoint to deploy, of the first seed (needs outeffhop[deploy]).
+        save: folder for a checkpoint to deploy (needs outeffhop[deploy]).
         int8: also export to OUT/int8 and run it (needs outeffhop[int8]).
     """
 
