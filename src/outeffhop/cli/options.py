@@ -198,12 +198,12 @@ class Quantize(Checkpoint):
     Attributes:
         bits: of weights and activations, 2 to 16, such as W4A8.
         scheme: everything the paper quantizes, Linear layers only, or a rival.
-        range: of activations; default: running (smoothquant: minmax).
+        range: of activations: running (default), minmax (of smoothquant), percentile or mse.
         calibration_batches: batches of training data for each seed.
         seeds: number of calibration draws; mean ± std.
         out: folder for quantization.json.
         fold_layernorm: fold the scale of LayerNorms into the next layers first.
-        save: folder for a checkpoint to deploy, of the first seed (needs outeffhop[deploy]).
+        save: folder for a checkpoint to deploy (needs outeffhop[deploy]).
         int8: also export to OUT/int8 and run it (needs outeffhop[int8]).
     """
 
@@ -211,7 +211,7 @@ class Quantize(Checkpoint):
     scheme: Literal["paper", "linear", "per-token", "smoothquant"] = "paper"
     range: Annotated[
         Literal["running", "minmax", "percentile", "mse"] | None,
-        arg(metavar="running|minmax|percentile|mse", help_behavior_hint=""),
+        arg(metavar="HOW", help_behavior_hint=""),
     ] = None
     calibration_batches: int = 16
     seeds: int = 3
