@@ -7,9 +7,9 @@ import transformers
 from architectures import CAUSAL, CLASSIFIERS, EMBEDDING, MASKED, MODELS, SEQ2SEQ, SIDE, VOCAB, build
 
 from outeffhop.cli import evaluate, outliers, quantize
-from outeffhop.cli.image_settings import image_fields
 from outeffhop.cli.options import Evaluate, Outliers, Quantize
 from outeffhop.lab.data import prepare
+from outeffhop.lab.data.image_settings import image_fields
 from outeffhop.metrics import task_of
 from outeffhop.outliers import OutlierReport
 from outeffhop.quantization import QuantizationReport
@@ -111,13 +111,13 @@ def test_images_as_the_checkpoint_wants_them(saved, tmp_path, capsys):
     settings = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.1, 0.2, 0.3], "size": {"height": 99, "width": 99}}
     with open(f"{fields['checkpoint']}/preprocessor_config.json", "w") as file:
         json.dump(settings, file)
-    wanted = image_fields(build("ViTForImageClassification"), fields["checkpoint"])
+    wanted = image_fields(build("ViTForImageClassification").config, fields["checkpoint"])
     assert wanted == {"image_size": SIDE, "num_channels": 3, "mean": (0.5,) * 3, "std": (0.1, 0.2, 0.3)}
-    assert image_fields(build("ResNetForImageClassification"), fields["checkpoint"])["image_size"] == 99
-    assert image_fields(build("ResNetForImageClassification"), str(tmp_path))["image_size"] == 224
+    assert image_fields(build("ResNetForImageClassification").config, fields["checkpoint"])["image_size"] == 99
+    assert image_fields(build("ResNetForImageClassification").config, str(tmp_path))["image_size"] == 224
     oblong = build("ViTForImageClassification", image_size=[16, 8])
     with pytest.raises(ValueError, match="only square ones are served"):
-        image_fields(oblong, fields["checkpoint"])
+        image_fields(oblong.config, fields["checkpoint"])
     square = build("ViTForImageClassification", image_size=[16, 16])
     evaluate.run(Evaluate(**saved(square, "square")))
     capsys.readouterr()

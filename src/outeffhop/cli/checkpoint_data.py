@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from outeffhop._io import check_folder
-from outeffhop.cli.image_settings import image_fields
 from outeffhop.cli.options import Checkpoint, Evaluate, Outliers, Quantize
 from outeffhop.lab.data import Prepared, prepare
+from outeffhop.lab.data.image_settings import image_fields
 from outeffhop.lab.training import RunFolder
 from outeffhop.lab.training.checks import misfit
 from outeffhop.metrics import task_of, to_device
@@ -98,7 +98,7 @@ def _prepared_for(model: PreTrainedModel, source: Source, tokenizer: str | None)
     if task == "forecasting":
         fields |= {"in_len": config.in_len, "out_len": config.out_len}
     elif model.main_input_name == "pixel_values":
-        fields |= image_fields(model, source.checkpoint)
+        fields |= image_fields(config, source.checkpoint)
     else:
         length, longest = fields.get("length", 128), positions_of(model)
         if longest is not None and fields.get("length", 0) > longest:

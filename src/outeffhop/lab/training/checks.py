@@ -47,12 +47,12 @@ def check_run(config: RunConfig, model: Any, prepared: Prepared) -> None:
         raise ValueError(f"train.outlier_tensors={train.outlier_tensors!r}: {error}") from None
 
 
-def misfit(prepared: Prepared, config: Any, has_labels: bool = True) -> tuple[str, int, Any] | None:
+def misfit(prepared: Prepared, config: Any) -> tuple[str, int, Any] | None:
     """The first field of a model's config that its data does not fit: its name, the data's value, the model's."""
     for name, wanted in prepared.changes.items():
         has = getattr(config, name, wanted)
         fits = wanted <= has if name in ("vocab_size", "num_labels") else wanted == has
-        unused = name.endswith("_id") or (name == "num_labels" and not has_labels)
+        unused = name.endswith("_id")
         if isinstance(wanted, int) and not unused and not fits:
             return name, wanted, has
     return None

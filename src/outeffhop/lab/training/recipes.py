@@ -10,6 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
 from outeffhop._naming import did_you_mean, known
+from outeffhop.lab.data.image_settings import image_fields
 from outeffhop.lab.training.config import DataConfig, RunConfig, TrainConfig, from_dict, to_dict
 from outeffhop.lab.training.rundir import RunFolder
 from outeffhop.methods import Method
@@ -226,7 +227,8 @@ def _samples(config: RunConfig, sizes: Any) -> DataConfig:
         recipe = dict(length=min(512 if task == "clm" else 128, longest))
         recipe["vocab_size"] = sizes.vocab_size
     elif task in ("classification", "embedding"):
-        recipe = dict(image_size=sizes.image_size, augment="paper" if config.preset == "paper" else "none")
+        side = sizes.image_size if config.init is None else image_fields(sizes, config.init)["image_size"]
+        recipe = dict(image_size=side, augment="paper" if config.preset == "paper" else "none")
         recipe["label_smoothing"] = 0.1 if config.preset == "paper" else 0.0
     else:
         recipe = dict(in_len=sizes.in_len, out_len=sizes.out_len)

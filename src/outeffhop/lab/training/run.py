@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import PreTrainedModel, TrainerState, set_seed
+from transformers import AutoConfig, PreTrainedModel, TrainerState, set_seed
 from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
 
 from outeffhop import __version__
@@ -26,6 +26,7 @@ from outeffhop._dataclass_io import JsonReport
 from outeffhop._io import read_json, write_whole
 from outeffhop._naming import require
 from outeffhop.lab.data import Prepared, prepare
+from outeffhop.lab.data.image_settings import image_fields
 from outeffhop.lab.training.callbacks import Interrupt, Journal, Patience
 from outeffhop.lab.training.card import CARD, model_card
 from outeffhop.lab.training.checks import check_run, chosen_tensors
@@ -112,6 +113,9 @@ def resume(path: str | Path, *, quiet: bool = False) -> Result:
 def prepare_data(config: RunConfig) -> Prepared:
     """The data of a resolved config."""
     samples = {k: v for k, v in dataclasses.asdict(config.samples).items() if v is not None}
+    if config.init is not None and samples.get("image_size"):  # the weights know images of this kind only
+        sizes = AutoConfig.from_pretrained(config.init, local_files_only=True, trust_remote_code=False)
+        samples = {**image_fields(sizes, config.init), **samples}
     own = config.init or (config.model if has_tokenizer(str(config.model)) else None)
     if own is not None and "vocab_size" in samples and "tokenizer" not in samples:
         samples["tokenizer"] = own  # the weights know no other tokenizer's ids

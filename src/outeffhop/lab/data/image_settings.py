@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from outeffhop._io import read_json
 
 __all__ = ["image_fields"]
@@ -14,13 +12,13 @@ __all__ = ["image_fields"]
 _SIDE = 224  # what models without a size of their own, such as ResNet, were mostly trained with
 
 
-def image_fields(model: PreTrainedModel, checkpoint: str) -> dict[str, Any]:
-    """The fields of ``outeffhop.lab.data.prepare`` that follow from a model of images and its folder."""
+def image_fields(config: Any, checkpoint: str) -> dict[str, Any]:
+    """The fields of ``outeffhop.lab.data.prepare`` that follow from the config of a model of images and its folder."""
     file = Path(checkpoint) / "preprocessor_config.json"
     saved = read_json(file) if file.is_file() else {}
     if not isinstance(saved, dict):
         raise ValueError(f"{file} holds a {type(saved).__name__}, not a JSON object")
-    config: Any = getattr(model.config, "vision_config", model.config)
+    config = getattr(config, "vision_config", config)
     side = getattr(config, "image_size", None) or saved.get("crop_size") or saved.get("size") or _SIDE
     fields: dict[str, Any] = {"image_size": _square(side, checkpoint)}
     channels = getattr(config, "num_channels", None)
