@@ -101,6 +101,15 @@ def test_with_another_method(checkpoint, tmp_path):
     assert model_summary(model).method == report.method == str(outeffhop.Method.parse(method))
 
 
+def test_auto_keeps_the_method_of_a_model(checkpoint, tokenizer, tmp_path):
+    model = outeffhop.convert(AutoModelForCausalLM.from_pretrained(checkpoint), "outeffhop(n=2)")
+    report = mend(model, "builtin:text", tmp_path / "out", tokenizer=tokenizer, steps=1, plain=True, **QUICK)
+    assert report.method == "outeffhop(n=2)"
+    for each in ("run", "plain"):
+        saved = json.loads((tmp_path / "out" / each / "model" / "config.json").read_text())
+        assert saved["outeffhop"]["method"] == "outeffhop(n=2)"
+
+
 STAGES = ["before", "steps", "run", "after", "page"]
 
 

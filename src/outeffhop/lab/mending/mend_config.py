@@ -21,7 +21,7 @@ class MendConfig:
         checkpoint: folder of a run or of a saved model; it is never changed.
         data: what the model is fine-tuned and measured on, as for `outeffhop data`.
         out: folder for the mended model and its report; must be new or empty.
-        method: auto, vanilla (the architecture stays as it is) or another softmax method (see outeffhop methods).
+        method: auto keeps the architecture; any other is a method that the model is converted to.
         steps: optimizer steps.
         minutes: train for about this long instead of a number of steps; 10 by default.
         penalty: weight of the log kurtosis in the loss; by default 0.1, and 0.05 for a model without a head.

@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from transformers import AutoConfig
+
 from outeffhop.lab.mending.mend_config import MendConfig
 from outeffhop.lab.training.config import DataConfig, RunConfig, TrainConfig
 from outeffhop.lab.training.recipes import resolve
+from outeffhop.methods import METHODS
+from outeffhop.models.config_entry import method_of
+from outeffhop.models.stanhop import StanhopConfig
 
-__all__ = ["recipe"]
+__all__ = ["minutes_of", "recipe", "with_steps"]
 
-AUTO = "vanilla"
 _MINUTES = 10.0
 # task → learning rate, and weight of the penalty, which is relative to the size of the loss
 _SETTINGS = {
@@ -30,7 +34,7 @@ def recipe(config: MendConfig, *, plain: bool = False) -> RunConfig:
     Args:
         plain: without any remedy: no other method and no penalty.
     """
-    method = "vanilla" if plain else AUTO if config.method == "auto" else config.method
+    kept = plain or config.method == "auto"
     given: dict[str, Any] = dict(
         batch_size=config.batch_size,
         accumulate=config.accumulate,
@@ -45,7 +49,7 @@ def recipe(config: MendConfig, *, plain: bool = False) -> RunConfig:
     )
     resolved = resolve(
         RunConfig(
-            method=method,
+            method="vanilla" if kept else config.method,
             data=config.data,
             init=config.checkpoint,
             teacher=config.teacher,
@@ -56,12 +60,21 @@ def recipe(config: MendConfig, *, plain: bool = False) -> RunConfig:
     lr, penalty = _SETTINGS[str(resolved.task)]
     return dataclasses.replace(
         resolved,
+        method=_own_method(str(resolved.init)) if kept else resolved.method,
         train=dataclasses.replace(
             resolved.train,
             lr=lr if config.lr is None else config.lr,
             penalty=0.0 if plain else penalty if config.penalty is None else config.penalty,
         ),
     )
+
+
+def _own_method(checkpoint: str) -> str:
+    """The method of a checkpoint: what our measurements support is to keep it, and to leave the rest to the penalty."""
+    found: Any = AutoConfig.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
+    if isinstance(found, StanhopConfig):
+        return str(found.method)
+    return str(method_of(found) or METHODS["vanilla"].method)
 
 
 def minutes_of(config: MendConfig) -> float | None:
