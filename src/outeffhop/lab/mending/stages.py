@@ -94,6 +94,7 @@ def run_mending(
 ) -> MendReport:
     """Mends as the config says; continues what is in its folder if ``resume``."""
     require("accelerate")
+    config.check()
     out = Path(config.out)
     begun = mending_file(out).is_file()
     if begun and not resume:
