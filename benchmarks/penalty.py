@@ -30,9 +30,7 @@ COMMON: dict[str, Any] = dict(
     hidden_size=512, num_hidden_layers=6, num_attention_heads=8, vocab_size=8192, attn_implementation="sdpa"
 )
 CONFIGS = {
-    "bert": BertConfig(
-        **COMMON, intermediate_size=2048, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    ),  # fmt: skip
+    "bert": BertConfig(**COMMON, intermediate_size=2048, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
     "opt": OPTConfig(**COMMON, ffn_dim=2048, word_embed_proj_dim=512, dropout=0.0),
     "llama": LlamaConfig(**COMMON, intermediate_size=1376),
 }
