@@ -62,6 +62,7 @@ queue "${VIT:-3}" < <(
         # the last three are runs of table1, which must have finished: only one process may use a run's folder
         printf 'beyond 1 %s-0\n' {vanilla,outeffhop}-qk_norm-rms gated-outeffhop-predictor-features \
             gated-outeffhop-gate-element-predictor-features{,-qk_norm-rms} \
+            {vanilla,outeffhop,gated-outeffhop-gate-element-predictor-features}-penalty \
             outeffhop-sink-learned{,-qk_norm-rms} gated-gate-element-predictor-features-qk_norm-rms \
             gated-outeffhop-sink-learned-gate-element-predictor-features-qk_norm-rms vanilla outeffhop gated-outeffhop
     ) &

@@ -36,9 +36,9 @@ def test_every_attention_shows_its_parts(method):
         plain = model(**inputs).logits
     seen, out = seen_by(model, inputs)
     names = [f"bert.encoder.layer.{i}.attention.self" for i in range(2)]
-    expected = [(n, p) for n in names for p in ("scores", "probabilities", "context")]
+    expected = [(n, p) for n in names for p in ("key", "value", "scores", "probabilities", "context")]
     assert [(n, p) for n, p, _ in seen] == expected
-    assert [s for _, _, s in seen[:3]] == [(2, 4, 7, 7), (2, 4, 7, 7), (2, 4, 7, 8)]
+    assert [s for _, _, s in seen[:5]] == [*[(2, 4, 7, 8)] * 2, (2, 4, 7, 7), (2, 4, 7, 7), (2, 4, 7, 8)]
     torch.testing.assert_close(out.logits, plain)
 
 
@@ -46,7 +46,7 @@ def test_a_sdpa_model_is_looked_into_and_has_its_own_attention_again():
     model = bert("sdpa")
     hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
     seen, _ = seen_by(model, {"input_ids": torch.randint(VOCAB, (2, 7))})
-    assert len(seen) == 6
+    assert len(seen) == 10
     assert model.config._attn_implementation == "sdpa"
     assert hooks == sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
@@ -131,7 +131,7 @@ def test_parts_with_methods_of_their_own_keep_them(method):
     before, implementations = model(**batch).logits_per_image, running()
     assert len(set(implementations)) == 3
     seen, out = seen_by(model, batch)
-    assert len(seen) == 4 * 3
+    assert len(seen) == 4 * 5
     torch.testing.assert_close(out.logits_per_image, before, rtol=1e-4, atol=1e-4)
     assert running() == implementations
     assert torch.equal(model(**batch).logits_per_image, before)

@@ -56,6 +56,43 @@ def test_no_scale_matters_and_none_overflows(scale):
     assert torch.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize("keep", [None, torch.arange(100).expand(3, 100) < torch.tensor([[100], [63], [9]])])
+@pytest.mark.parametrize("mean", [0.0, 300.0])
+def test_float32_holds_beside_large_outliers(keep, mean):
+    """A few values of 26,000 beside 1, as trained language models have them."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 100, 63) + mean
+    x[:, 0, 5], x[1, 7, 40] = 26_000.0, -18_000.0
+    x.requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    ours, theirs = log_kurtosis(x, keep), plain(exact, keep)
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=0.0)
+    (found,), (truth,) = torch.autograd.grad(ours, x), torch.autograd.grad(theirs, exact)
+    for i, sample in enumerate(exact.detach()):
+        counted = torch.ones(100, dtype=torch.bool) if keep is None else keep[i]
+        sample = sample[counted]
+        c = sample - sample.mean()
+        m2, m3, m4 = ((c**power).mean() for power in (2, 3, 4))
+        # the terms cancel in the outliers themselves, so their size is the measure of rounding
+        terms = (c.abs() ** 3 + m3.abs()) / m4 + (c.abs() + sample.mean().abs()) / m2
+        bound = 1e-6 * 4 / (3 * c.numel()) * terms
+        assert ((found[i][counted] - truth[i][counted]).abs() <= bound).all()
+        assert not found[i][~counted].any()
+
+
+def test_backward_keeps_the_tensor_itself_and_numbers_per_sample():
+    x, kept = torch.randn(3, 5, 7, requires_grad=True), []
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        log_kurtosis(x, MASK)
+    assert sum(tensor.data_ptr() == x.data_ptr() for tensor in kept) == 1
+    assert all(tensor.numel() in (len(x), MASK.numel()) for tensor in kept if tensor.data_ptr() != x.data_ptr())
+
+
 def test_half_precision_gets_its_own_gradient_dtype():
     x = torch.randn(2, 9, 16).bfloat16().requires_grad_()
     value = log_kurtosis(x)
@@ -64,10 +101,26 @@ def test_half_precision_gets_its_own_gradient_dtype():
     assert x.grad.dtype == torch.bfloat16
 
 
-def test_a_constant_tensor_has_no_gradient():
-    x = torch.full((2, 3, 4), 5.0, requires_grad=True)
-    log_kurtosis(x).backward()
-    assert torch.equal(x.grad, torch.zeros_like(x))
+@pytest.mark.parametrize("constant", [0.0, 5.0])
+def test_a_constant_sample_adds_nothing(constant):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 4)
+    x[1] = constant
+    x.requires_grad_()
+    value = log_kurtosis(x)
+    torch.testing.assert_close(value, log_kurtosis(x[:1]) / 2)
+    value.backward()
+    assert torch.equal(x.grad[1], torch.zeros(3, 4))
+    assert x.grad[0].abs().min() > 0
+
+
+def test_a_sample_of_padding_alone_adds_nothing():
+    x = torch.randn(2, 5, 4, requires_grad=True)
+    keep = torch.tensor([[True] * 5, [False] * 5])
+    value = log_kurtosis(x, keep)
+    torch.testing.assert_close(value, log_kurtosis(x[:1]) / 2)
+    value.backward()
+    assert torch.equal(x.grad[1], torch.zeros(5, 4))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from transformers.utils import output_capturing
 from outeffhop.methods import METHODS, Method, SoftmaxN
 from outeffhop.models.modules import NAME, state_of
 from outeffhop.models.recording import UNSERVED
+from outeffhop.ops.probe import shown
 from outeffhop.state import attend
 from outeffhop.state.gate import gated
 
@@ -72,6 +73,8 @@ def attention_function(
     _refuse(module, method, learned, s_aux, attn_gate, kwargs)
     if s_aux is not None:
         learned = s_aux
+
+    key, value = shown("key", key), shown("value", value)  # as a cache holds them
 
     length = query.shape[2]
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)

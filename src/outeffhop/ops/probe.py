@@ -36,8 +36,9 @@ def probing(probe: Probe) -> Iterator[None]:
 
     The parts are "scores" before the mask, so that they are finite, and "probabilities" from the normalizer, both
     [..., H, Lq, Lk], and the "context" of each head, [..., H, Lq, Dv]. A call that names a fused
-    backend or "padded" runs on it and shows nothing. Compiled code ignores the probe, since it may have been
-    compiled without one.
+    backend or "padded" runs on it and shows nothing. The attention of a transformers model also shows its "key" and
+    "value" as a cache holds them: after rotary positions, before QK-norm, [B, G, S, D] with G heads that several
+    queries may share. Compiled code ignores the probe, since it may have been compiled without one.
     """
     token = _PROBE.set(probe)
     try:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["OutlierPenalty", "fourth_power", "log_kurtosis"]
 
 KINDS = ("log_kurtosis", "fourth_power")
-_TINY = 1e-30
 
 
 class OutlierPenalty:
@@ -35,6 +34,10 @@ class OutlierPenalty:
     (``use_reentrant=False``), gradient accumulation, DDP, FSDP and ``torch.compile`` of the model they were added to.
     A model that returns no loss, or whose loss is not used, gets it by ``loss = own_loss + penalty.term()`` after each
     forward.
+
+    The penalty is a mean over samples. Equal shares of a batch, on several processes or one after the other, therefore
+    give its gradient. Where the loss is a mean over tokens of the whole step (``num_items_in_batch``), each part's
+    penalty has the weight of its tokens: the same if parts have equally many, close to it in masked language modelling.
 
     Args:
         model: any transformers model, or any module with patterns for ``tensors``.
@@ -139,7 +142,8 @@ class OutlierPenalty:
 def log_kurtosis(x: Tensor, keep: Tensor | None = None) -> Tensor:
     """log(m₄ / m₂²) about the mean of each sample, averaged over samples: a Gaussian has log 3.
 
-    Exact gradient, without intermediate copies of ``x``: ∂/∂x = 4 [(c³ − m₃)/m₄ − c/m₂] / N with c = x − mean.
+    Exact gradient: ∂/∂x = 4 [(c³ − m₃)/m₄ − c/m₂] / N with c = x − mean. Backward keeps ``x`` and a few numbers per
+    sample. Moments are about the mean, in a second pass: sums of plain powers would cancel beside a large outlier.
 
     Args:
         x: [B, ..., d].
@@ -150,7 +154,7 @@ def log_kurtosis(x: Tensor, keep: Tensor | None = None) -> Tensor:
 
 def fourth_power(x: Tensor, keep: Tensor | None = None, scale: float = 3.0) -> Tensor:
     """mean((x / scale)⁴): unlike the kurtosis it also minds the size of all values."""
-    powers = (x.to(_dtype(x)) / scale) ** 4
+    powers = (x.to(_dtype(x)) / scale).square().square()  # as a power it takes several times as long
     if keep is None:
         return powers.mean()
     mask = _spread(keep, x).to(powers.dtype)
@@ -160,52 +164,57 @@ def fourth_power(x: Tensor, keep: Tensor | None = None, scale: float = 3.0) -> T
 class _LogKurtosis(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, keep: Tensor | None) -> Tensor:
-        c, _, count, _ = _centred(x, keep)
-        square = c * c
-        m2 = _mean(square, count)
-        m4 = _mean(square * square, count)
-        m3 = _mean(square * c, count)
-        ctx.save_for_backward(x, keep, m2, m3, m4)
-        return (torch.log(m4.clamp(min=_TINY)) - 2 * torch.log(m2.clamp(min=_TINY))).mean()
+        mean, unit, count, m2, m3, m4 = _moments(x.detach(), keep)
+        ctx.save_for_backward(x, keep, mean, unit, count, m2, m3, m4)
+        return (torch.log(m4) - 2 * torch.log(m2)).mean()
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        x, keep, m2, m3, m4 = ctx.saved_tensors
-        c, mask, count, unit = _centred(x, keep)
-        each = (c**3 - m3) / m4.clamp(min=_TINY) - c / m2.clamp(min=_TINY)
-        if mask is not None:
-            each = each * mask
-        out = each * (4 * grad / (x.shape[0] * count * unit))
+        x, keep, mean, unit, count, m2, m3, m4 = ctx.saved_tensors
+        each = 4 * grad / (x.shape[0] * count * unit)
+        c = _centred(x, keep, mean, unit)
+        # in place, by products: a power of a tensor takes several times as long as all of this
+        out = (c * c).mul_(each / m4).sub_(each / m2).mul_(c).sub_(each * m3 / m4)
+        if keep is not None:
+            out.mul_(_spread(keep, x))
         return out.to(x.dtype), None
 
 
-def _centred(x: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """x − mean in units of its largest value, the mask, the numbers counted in each sample, and the unit.
+def _moments(x: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
+    """Mean, unit, the numbers counted, and moments 2, 3 and 4 about the mean in that unit, of each sample: [B, 1, ...].
 
-    In units of the largest, since the fourth power of a float32 overflows at 10⁹. The kurtosis does not depend on it.
+    The unit is the mean size, since the fourth power of a float32 overflows at 10⁹ and vanishes at 10⁻⁹. The kurtosis
+    does not depend on it. A constant sample counts as one of kurtosis 1 without a gradient.
     """
     dims = tuple(range(1, x.dim()))
-    x = x.detach().to(_dtype(x))
-    mask = None if keep is None else _spread(keep, x).to(x.dtype)
-    if mask is None:
-        count = x.new_full((x.shape[0], *[1] * (x.dim() - 1)), x[0].numel())
+    x = x.to(_dtype(x))
+    if keep is None:
+        count = x.new_full((x.shape[0], *[1] * len(dims)), x[0].numel())
     else:
+        mask = _spread(keep, x).to(x.dtype)
         count = (mask.sum(dims, keepdim=True) * (x[0].numel() / mask[0].numel())).clamp(min=1)
         x = x * mask
-    c = x - x.sum(dims, keepdim=True) / count
-    if mask is not None:
-        c = c * mask
-    unit = c.abs().amax(dims, keepdim=True).clamp(min=_TINY)
-    return c / unit, mask, count, unit
+    mean = x.sum(dims, keepdim=True) / count
+    unit = torch.linalg.vector_norm(x, 1, dims, keepdim=True) / count
+    unit = torch.where(unit > 0, unit, 1)
+    c = _centred(x, keep, mean, unit)
+    square = c * c
+    m2 = square.sum(dims, keepdim=True) / count
+    m3 = c.mul_(square).sum(dims, keepdim=True) / count
+    m4 = square.mul_(square).sum(dims, keepdim=True) / count
+    alive = m4 > 0
+    return mean, unit, torch.where(alive, count, torch.inf), torch.where(alive, m2, 1), m3, torch.where(alive, m4, 1)
+
+
+def _centred(x: Tensor, keep: Tensor | None, mean: Tensor, unit: Tensor) -> Tensor:
+    """(x − mean) / unit where it counts, 0 elsewhere; always a tensor of its own."""
+    c = (x.to(_dtype(x)) - mean).div_(unit)
+    return c if keep is None else c.mul_(_spread(keep, x))
 
 
 def _dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _mean(x: Tensor, count: Tensor) -> Tensor:
-    return x.sum(tuple(range(1, x.dim())), keepdim=True) / count
 
 
 def _spread(keep: Tensor, x: Tensor) -> Tensor:

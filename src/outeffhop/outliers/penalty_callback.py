@@ -13,7 +13,10 @@ __all__ = ["PenaltyCallback"]
 
 
 class PenaltyCallback(TrainerCallback):
-    """Raises the weight over the warm-up, also after a resume; writes the penalty beside the loss."""
+    """Raises the weight over the warm-up, also after a resume; writes the penalty beside the loss.
+
+    What it writes is the penalty of this process's last batch, not of the whole step.
+    """
 
     def __init__(self, penalty: OutlierPenalty) -> None:
         self.penalty = penalty

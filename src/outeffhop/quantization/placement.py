@@ -5,6 +5,7 @@ LayerNorm and RMSNorm modules; the weights of embeddings and their sums; residua
 attention scores, probabilities and context, and queries and keys after QK-norm. An input that is not on a grid
 yet (pixels, series, a gated context, a product) is quantized where a module takes it.
 "linear" quantizes the inputs and weights of Linear modules, nothing else.
+A scheme with ``kv_bits`` quantizes keys and values as a cache holds them, with either placement.
 
 These stay in floating point: heads (everything outside the base model, and STanHop-Net's forecasts), gates, biases,
 and what runs outside of modules (the experts of a mixture).

@@ -12,7 +12,7 @@ from outeffhop.quantization.simulation import Simulation, simulation_of
 
 __all__ = ["MapRow", "QuantizationMap", "quantization_map"]
 
-_ORDER = ("input", "weight", "scores", "probabilities", "context", "output")
+_ORDER = ("input", "weight", "key", "value", "scores", "probabilities", "context", "output")
 
 
 @dataclass(frozen=True)

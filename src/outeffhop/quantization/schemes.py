@@ -1,4 +1,7 @@
-"""Quantization schemes by name: "W8A8" is the paper's; "W4A8 per-token" and "W8A8 smoothquant" are alternatives."""
+"""Quantization schemes by name: "W8A8" is the paper's; "W4A8 per-token" and "W8A8 smoothquant" are alternatives.
+
+"W8A8KV8" also quantizes keys and values as a KV cache holds them.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,8 @@ class Scheme:
         placement: "paper" (see ``placement.py``) or "linear".
         alpha: how much of the difficulty SmoothQuant moves from activations to weights; None for no SmoothQuant.
         momentum, percentile: settings of the activations' range estimators.
+        kv_bits: bits of keys and values as a KV cache holds them; None leaves them as they are. They have the
+            activations' granularity and range.
     """
 
     name: str
@@ -36,11 +41,14 @@ class Scheme:
     alpha: float | None = None
     momentum: float = 0.9
     percentile: float = 99.999
+    kv_bits: int | None = None
 
     def __post_init__(self) -> None:
         known("placement", self.placement, PLACEMENTS)
         known("weight_range", self.weight_range, RANGES)
         known("activation_range", self.activation_range, RANGES)
+        if self.kv_bits is not None:
+            Uniform(self.kv_bits)  # checks them
         if self.weights.granularity == "token":
             raise ValueError("weights.granularity='token': weights have no tokens; use 'tensor' or 'channel'")
         if self.activations.granularity == "channel":
@@ -63,14 +71,15 @@ class Scheme:
 
     @property
     def bits(self) -> str:
-        return f"W{self.weights.bits}A{self.activations.bits}"
+        cache = "" if self.kv_bits is None else f"KV{self.kv_bits}"
+        return f"W{self.weights.bits}A{self.activations.bits}{cache}"
 
     def __str__(self) -> str:
         return f"{self.bits} {self.name}"
 
     @classmethod
     def parse(cls, text: str | Scheme) -> Scheme:
-        """Reads bits, a name or both: ``"W8A8"``, ``"smoothquant"``, ``"w4a8 per-token"``."""
+        """Reads bits, a name or both: ``"W8A8"``, ``"smoothquant"``, ``"w4a8 per-token"``, ``"W8A8KV8"``."""
         if isinstance(text, Scheme):
             return text
         if not isinstance(text, str):
@@ -81,21 +90,23 @@ class Scheme:
         if name not in SCHEMES or len(bits) + len(names) > 2:
             near = "." if name in SCHEMES else did_you_mean(name, SCHEMES)
             raise ValueError(
-                f"scheme={text!r} is unknown{near} Give bits such as W8A8 and a name. Available: {', '.join(SCHEMES)}"
+                f"scheme={text!r} is unknown{near} Give bits such as W8A8 or W8A8KV8 and a name. "
+                f"Available: {', '.join(SCHEMES)}"
             )
-        weights, activations = map(int, _BITS.fullmatch(bits[0]).groups())  # type: ignore[union-attr]
+        weights, activations, cache = _BITS.fullmatch(bits[0]).groups()  # type: ignore[union-attr]
         scheme = SCHEMES[name]
         return replace(
             scheme,
-            weights=replace(scheme.weights, bits=weights),
-            activations=replace(scheme.activations, bits=activations),
+            weights=replace(scheme.weights, bits=int(weights)),
+            activations=replace(scheme.activations, bits=int(activations)),
+            kv_bits=None if cache is None else int(cache),
         )
 
     def with_range(self, activation_range: str | None = None) -> Scheme:
         return self if activation_range is None else replace(self, activation_range=activation_range)
 
 
-_BITS = re.compile(r"[wW](\d+)[aA](\d+)")
+_BITS = re.compile(r"[wW](\d+)[aA](\d+)(?:[kK][vV](\d+))?")
 _WEIGHTS = Uniform(symmetric=True)
 _ACTIVATIONS = Uniform()
 

@@ -38,6 +38,7 @@ from outeffhop.quantization.schemes import Scheme
 __all__ = ["simulate", "Calibration", "freeze", "measuring", "Simulation", "simulation_of"]
 
 _NAME = "_outeffhop_simulation"
+_CACHED = ("key", "value")
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -56,7 +57,12 @@ def simulate(model: Model, scheme: str | Scheme = "W8A8", *, exclude: Sequence[s
     chosen = Scheme.parse(scheme)
     copied = copy.deepcopy(model).eval()
     simulation = Simulation(chosen, lay_out(copied, chosen.placement, exclude))
-    if simulation.layout.operations and simulation.layout.attention:
+    if chosen.kv_bits is not None and not simulation.layout.attention:
+        raise ValueError(
+            f"scheme={str(chosen)!r}: {type(model).__name__} has no attention that transformers can give a KV cache; "
+            f"leave KV{chosen.kv_bits} out"
+        )
+    if simulation.looks_inside and simulation.layout.attention:
         through_ours(copied)  # the same softmax, with a probe inside
     simulation.attach(copied)
     setattr(copied, _NAME, simulation)
@@ -205,6 +211,11 @@ class Simulation:
                 )
 
     @property
+    def looks_inside(self) -> bool:
+        """Whether something inside attention is quantized."""
+        return self.layout.operations or self.scheme.kv_bits is not None
+
+    @property
     def is_quiet(self) -> bool:
         return self._at_work or self._in_attention or not self._frames or self._frames[-1].quiet
 
@@ -218,10 +229,12 @@ class Simulation:
         return self._quantize(frame.name, f"{kind}.{number}", out)
 
     def _part(self, part: str, tensor: Tensor) -> Tensor:
-        """Scores, probabilities or context; other operations between the first and the last are not quantized."""
-        self._in_attention = part != "context"
+        """The parts of attention; other operations between scores and context are not quantized."""
+        cached = part in _CACHED
+        self._in_attention = not cached and part != "context"
         frame = self._frames[-1]
-        return tensor if frame.quiet else self._quantize(frame.name, part, tensor)
+        chosen = self.scheme.kv_bits is not None if cached else self.layout.operations
+        return self._quantize(frame.name, part, tensor) if chosen and not frame.quiet else tensor
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._frames or not name:  # the model does not call itself: any frames are left over
@@ -264,10 +277,11 @@ class Simulation:
                 "the model is not quantized yet: run it in `with Calibration(quantized):`, then call freeze(quantized)"
             )
         self._in_attention = self._at_work = False
-        if self.layout.operations:
+        if self.looks_inside:
             self._running = ExitStack()
             self._running.enter_context(probing(self._part))
-            self._running.enter_context(Operations(self))
+            if self.layout.operations:
+                self._running.enter_context(Operations(self))
 
     def _end(self) -> None:
         running, self._running = self._running, None
@@ -303,7 +317,9 @@ class Simulation:
 
     def _point(self, name: str) -> Point:
         spec, how = self.scheme.activations, self.scheme.activation_range
-        if self.scheme.alpha is not None:
+        if name.rpartition("/")[2] in _CACHED and self.scheme.kv_bits is not None:
+            spec = replace(spec, bits=self.scheme.kv_bits)
+        elif self.scheme.alpha is not None:
             # the range of each channel: it determines both the factors and the range of the smoothed tensor
             spec = replace(spec, granularity="channel", axis=-1)
         return Point(name, "activation", spec, self.scheme, how)

@@ -222,6 +222,25 @@ def test_beyond_measures_saved_models_rounded_four_ways(table1):
     assert "Beyond the paper" in write_report(out).read_text()
 
 
+def test_beyond_trains_with_the_penalty(table1):
+    out, _ = table1
+    keys = ("vanilla-penalty-0", "gated-outeffhop-gate-element-predictor-features-penalty-0")
+    result = run(only("beyond", *keys), quick(out), tell=lambda _: None)
+    runs = sorted(path.name for path in (out / "beyond" / "runs").glob("*penalty*"))
+    assert runs == [
+        "tiny-quick-opt-gated-outeffhop-gate-element-predictor-features-penalty-4steps-seed0",
+        "tiny-quick-opt-vanilla-penalty-4steps-seed0",
+    ]
+    for name in runs:
+        lines = (out / "beyond" / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        assert any("outlier_penalty" in line for line in lines)
+    named = ["vanilla, penalty 0.1", "gated-outeffhop(gate=element, predictor=features), penalty 0.1"]
+    for table in result.tables[2:]:
+        assert [row[0] for row in table.rows] == named
+    assert all(cell(out, key, "beyond")["rounded"].keys() == {"W8A8", "W8A8, folded", *W4A8} for key in keys)
+    assert result.verdicts[0].verdict == "not measured"  # without the penalty nothing is measured here
+
+
 def test_convergence_compares_three_different_layers(cache, tmp_path):
     result = run(only("convergence"), quick(tmp_path), tell=lambda _: None)
     curves = [

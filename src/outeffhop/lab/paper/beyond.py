@@ -1,12 +1,13 @@
 """Beyond the paper: newer options, alone and combined with its methods, and how much they reduce the cost of int8.
 
-The paper names outliers made by LayerNorm as its limit. Here, learned sinks, gates that see all features, QK-norm, and
-folding LayerNorm's scale into the next layers are measured on OPT.
+The paper names outliers made by LayerNorm as its limit. Here, learned sinks, gates that see all features, QK-norm, a
+penalty on outliers in the loss, and folding LayerNorm's scale into the next layers are measured on OPT.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from outeffhop.lab.paper import beyond_result, published
@@ -32,15 +33,21 @@ METHODS = (
     "gated-outeffhop(gate=element, predictor=features, qk_norm=rms)",
     "gated-outeffhop(sink=learned, gate=element, predictor=features, qk_norm=rms)",
 )
+# trained with the penalty as well: alone, with the paper's method, and with the gates that lose least
+PENALIZED = ("vanilla", "outeffhop", "gated-outeffhop(gate=element, predictor=features)")
+PENALTY = 0.1
 
 
 def cells(settings: Settings) -> list[Cell]:
     asked = {"steps": steps_of("opt", settings), "data": DATA[settings.scale]["opt"]}
-    return [
-        Cell(f"{_slug(method)}-{seed}", {"method": method, "seed": seed, **asked})
-        for seed in range(settings.seeds)  # the first seed of everything first, for a complete table early
-        for method in METHODS
-    ]
+    found = []
+    for seed in range(settings.seeds):  # the first seed of everything first, for a complete table early
+        found += [Cell(f"{_slug(method)}-{seed}", {"method": method, "seed": seed, **asked}) for method in METHODS]
+        found += [
+            Cell(f"{_slug(method)}-penalty-{seed}", {"method": method, "penalty": PENALTY, "seed": seed, **asked})
+            for method in PENALIZED
+        ]
+    return found
 
 
 def _slug(text: str) -> str:
@@ -48,19 +55,26 @@ def _slug(text: str) -> str:
 
 
 def measure(cell: Cell, settings: Settings) -> Values:
-    method = cell.values["method"]
-    options = _slug(method.partition("(")[2])
+    method, penalty = cell.values["method"], cell.values.get("penalty", 0.0)
+    options = _slug(f"{method.partition('(')[2]}{' penalty' if penalty else ''}")
     # the runs of the paper's own methods are those of Table 1
     group = EXPERIMENT.name if options else "table1"
-    config = run_config(settings, "opt", method, cell.values["seed"], group=group, name=options)
+    train = {"penalty": penalty} if penalty else {}
+    config = run_config(settings, "opt", method, cell.values["seed"], group=group, name=options, train=train)
     finished(config, settings)
     rounded = {column(bits, fold): quantized(config, settings, bits, fold=fold)["perplexity"] for bits, fold in ROUNDED}
     return {**measured(config, settings), "rounded": rounded}
 
 
 def by_method(found: dict[str, Values], settings: Settings) -> dict[str, list[Values]]:
-    """Method → a value of each seed."""
-    return group_by(cells(settings), found, "method")
+    """Method, with its penalty if it has one → a value of each seed."""
+    named = [replace(cell, values={**cell.values, "method": _combination(cell)}) for cell in cells(settings)]
+    return group_by(named, found, "method")
+
+
+def _combination(cell: Cell) -> str:
+    penalty = cell.values.get("penalty")
+    return f"{cell.values['method']}, penalty {penalty:g}" if penalty else str(cell.values["method"])
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
@@ -79,7 +93,8 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
 EXPERIMENT = Experiment(
     "beyond",
     "Beyond the paper",
-    "OPT with learned sinks, gates that see all features, QK-norm and folded LayerNorms: outliers, W8A8 and W4A8.",
+    "OPT with learned sinks, gates that see all features, QK-norm, an outlier penalty and folded LayerNorms: "
+    "outliers, W8A8 and W4A8.",
     cells,
     measure,
     conclude,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ MARKERS = dict(zip(COLOURS, "os^vDPoXd<", strict=True))
 
 
 def colour(method: str) -> str:
-    """The colour of a method, whatever its parameters."""
-    return COLOURS.get(method.split("(")[0], "#666666")
+    """The colour of a method, whatever its parameters and however it was trained ("vanilla, penalty 0.1")."""
+    return COLOURS.get(re.split(r"[(,]", method)[0], "#666666")
 
 
 def marker(method: str) -> str:
