@@ -8,7 +8,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, LlamaConfig, Trainer, TrainingArguments
 
 from outeffhop.outliers import measure
-from outeffhop.outliers.penalty import OutlierPenalty, fourth_power, log_kurtosis
+from outeffhop.outliers.penalty import KINDS, OutlierPenalty
+from outeffhop.outliers.tails import fourth_power, log_kurtosis, log_tail
 
 
 def plain(x, keep=None):
@@ -21,6 +22,14 @@ def plain(x, keep=None):
     return torch.stack(found).mean()
 
 
+def plain_tail(x, keep=None):
+    found = []
+    for i, sample in enumerate(x):
+        sample = sample if keep is None else sample[keep[i]]
+        found.append(torch.log((sample**4).mean() / sample.abs().mean() ** 4))
+    return torch.stack(found).mean()
+
+
 def plain_fourth(x, keep=None, scale=3.0):
     return ((x if keep is None else x[keep]) / scale).pow(4).mean()
 
@@ -28,7 +37,9 @@ def plain_fourth(x, keep=None, scale=3.0):
 MASK = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 1, 1, 0]], dtype=torch.bool)
 
 
-@pytest.mark.parametrize(("function", "truth"), [(log_kurtosis, plain), (fourth_power, plain_fourth)])
+@pytest.mark.parametrize(
+    ("function", "truth"), [(log_kurtosis, plain), (log_tail, plain_tail), (fourth_power, plain_fourth)]
+)
 @pytest.mark.parametrize("keep", [None, MASK])
 def test_value_and_gradient_are_those_of_the_definition(function, truth, keep):
     torch.manual_seed(0)
@@ -38,10 +49,32 @@ def test_value_and_gradient_are_those_of_the_definition(function, truth, keep):
     torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
 
 
-def test_gradcheck():
+@pytest.mark.parametrize("function", KINDS.values())
+def test_gradcheck(function):
     torch.manual_seed(0)
     x = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: log_kurtosis(x, MASK[:2]), x)
+    assert torch.autograd.gradcheck(lambda x: function(x, MASK[:2]), x)
+
+
+def test_log_tail_has_a_gradient_where_log_kurtosis_is_at_its_maximum():
+    """Beside one value that outweighs all others together, as in the first token of many language models."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 8, 16, dtype=torch.float64)
+    x[0, 0, 3] = 1e4
+    slopes = {}
+    for function in (log_kurtosis, log_tail):
+        given = x.clone().requires_grad_()
+        function(given).backward()
+        slopes[function] = given.grad[0, 0, 3].item() * 1e4  # by how much it falls with a small share of the value
+    assert slopes[log_kurtosis] < 1e-3
+    assert slopes[log_tail] == pytest.approx(4 * (1 - 1e4 / x.abs().sum().item()), rel=1e-6)
+    largest = x.numel() - 2 + 1 / (x.numel() - 1)  # of one value beside equal ones
+    assert log_kurtosis(x).item() == pytest.approx(math.log(largest), abs=1e-4)
+
+
+def test_a_gaussian_has_log_7_4():
+    torch.manual_seed(0)
+    assert log_tail(torch.randn(4, 256, 256)).item() == pytest.approx(math.log(3 * (math.pi / 2) ** 2), abs=0.01)
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])

@@ -1,7 +1,7 @@
-"""Training against the tail: a penalty on the kurtosis of the tensors that ``measure`` watches.
+"""Training against the tail: a penalty on the outliers of the tensors that ``measure`` watches.
 
-The loss of a trained model does not mind outliers, so nothing removes them. The penalty puts the paper's own measure
-into it: the logarithm of the kurtosis, which has no scale to choose, averaged over tensors.
+The loss of a trained model does not mind outliers, so nothing removes them. The penalty puts a measure of their tail
+into it, averaged over tensors.
 
     penalty = OutlierPenalty(model, weight=0.1)     # from now on the loss of the model contains it
     trainer = Trainer(model, ..., callbacks=[penalty.callback()])   # optional: warm-up and logging
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from outeffhop._naming import known
+from outeffhop.outliers.tails import fourth_power, log_kurtosis, log_tail
 from outeffhop.outliers.tensors import Pick, pick
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
-__all__ = ["OutlierPenalty", "fourth_power", "log_kurtosis"]
+__all__ = ["KINDS", "OutlierPenalty"]
 
-KINDS = ("log_kurtosis", "fourth_power")
+KINDS = {"log_tail": log_tail, "log_kurtosis": log_kurtosis, "fourth_power": fourth_power}
 
 
 class OutlierPenalty:
@@ -42,7 +42,8 @@ class OutlierPenalty:
     Args:
         model: any transformers model, or any module with patterns for ``tensors``.
         weight: of the penalty in the loss, after the warm-up.
-        kind: "log_kurtosis", or "fourth_power" of x / 3.
+        kind: "log_tail", log(mean x⁴ / (mean |x|)⁴); "log_kurtosis", the logarithm of the paper's own measure, which
+            has no gradient where one value outweighs all others; or "fourth_power", mean (x/3)⁴, which has a scale.
         tensors: which ones, as for ``outliers.measure``.
         warmup_steps: optimizer steps over which ``callback`` raises the weight from 0.
     """
@@ -52,7 +53,7 @@ class OutlierPenalty:
         model: nn.Module,
         weight: float = 0.1,
         *,
-        kind: Literal["log_kurtosis", "fourth_power"] = "log_kurtosis",
+        kind: Literal["log_tail", "log_kurtosis", "fourth_power"] = "log_tail",
         tensors: str | Sequence[str] = "paper",
         warmup_steps: int = 0,
     ) -> None:
@@ -125,7 +126,7 @@ class OutlierPenalty:
                 return
             keep = self._keep if self._keep is not None and self._keep.shape == x.shape[:2] else None
             # by name: gradient checkpointing runs forward a second time
-            self._tails[each.name] = (log_kurtosis if self.kind == "log_kurtosis" else fourth_power)(x, keep)
+            self._tails[each.name] = KINDS[self.kind](x, keep)
 
         if each.side == "input":
             return module.register_forward_pre_hook(lambda _, args: tail(args))
@@ -137,85 +138,3 @@ class OutlierPenalty:
             output["loss"] = loss + self._share * self.term()
             self._tails = {name: tail.detach() for name, tail in self._tails.items()}  # a model's copy copies its hooks
         return output
-
-
-def log_kurtosis(x: Tensor, keep: Tensor | None = None) -> Tensor:
-    """log(m₄ / m₂²) about the mean of each sample, averaged over samples: a Gaussian has log 3.
-
-    Exact gradient: ∂/∂x = 4 [(c³ − m₃)/m₄ − c/m₂] / N with c = x − mean. Backward keeps ``x`` and a few numbers per
-    sample. Moments are about the mean, in a second pass: sums of plain powers would cancel beside a large outlier.
-
-    Args:
-        x: [B, ..., d].
-        keep: [B, T] for x [B, T, d]: False leaves a token out (padding).
-    """
-    return _LogKurtosis.apply(x, keep)  # type: ignore[no-any-return]
-
-
-def fourth_power(x: Tensor, keep: Tensor | None = None, scale: float = 3.0) -> Tensor:
-    """mean((x / scale)⁴): unlike the kurtosis it also minds the size of all values."""
-    powers = (x.to(_dtype(x)) / scale).square().square()  # as a power it takes several times as long
-    if keep is None:
-        return powers.mean()
-    mask = _spread(keep, x).to(powers.dtype)
-    return (powers * mask).sum() / (mask.sum() * (powers.numel() / mask.numel())).clamp(min=1)
-
-
-class _LogKurtosis(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, keep: Tensor | None) -> Tensor:
-        mean, unit, count, m2, m3, m4 = _moments(x.detach(), keep)
-        ctx.save_for_backward(x, keep, mean, unit, count, m2, m3, m4)
-        return (torch.log(m4) - 2 * torch.log(m2)).mean()
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        x, keep, mean, unit, count, m2, m3, m4 = ctx.saved_tensors
-        each = 4 * grad / (x.shape[0] * count * unit)
-        c = _centred(x, keep, mean, unit)
-        # in place, by products: a power of a tensor takes several times as long as all of this
-        out = (c * c).mul_(each / m4).sub_(each / m2).mul_(c).sub_(each * m3 / m4)
-        if keep is not None:
-            out.mul_(_spread(keep, x))
-        return out.to(x.dtype), None
-
-
-def _moments(x: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
-    """Mean, unit, the numbers counted, and moments 2, 3 and 4 about the mean in that unit, of each sample: [B, 1, ...].
-
-    The unit is the mean size, since the fourth power of a float32 overflows at 10⁹ and vanishes at 10⁻⁹. The kurtosis
-    does not depend on it. A constant sample counts as one of kurtosis 1 without a gradient.
-    """
-    dims = tuple(range(1, x.dim()))
-    x = x.to(_dtype(x))
-    if keep is None:
-        count = x.new_full((x.shape[0], *[1] * len(dims)), x[0].numel())
-    else:
-        mask = _spread(keep, x).to(x.dtype)
-        count = (mask.sum(dims, keepdim=True) * (x[0].numel() / mask[0].numel())).clamp(min=1)
-        x = x * mask
-    mean = x.sum(dims, keepdim=True) / count
-    unit = torch.linalg.vector_norm(x, 1, dims, keepdim=True) / count
-    unit = torch.where(unit > 0, unit, 1)
-    c = _centred(x, keep, mean, unit)
-    square = c * c
-    m2 = square.sum(dims, keepdim=True) / count
-    m3 = c.mul_(square).sum(dims, keepdim=True) / count
-    m4 = square.mul_(square).sum(dims, keepdim=True) / count
-    alive = m4 > 0
-    return mean, unit, torch.where(alive, count, torch.inf), torch.where(alive, m2, 1), m3, torch.where(alive, m4, 1)
-
-
-def _centred(x: Tensor, keep: Tensor | None, mean: Tensor, unit: Tensor) -> Tensor:
-    """(x − mean) / unit where it counts, 0 elsewhere; always a tensor of its own."""
-    c = (x.to(_dtype(x)) - mean).div_(unit)
-    return c if keep is None else c.mul_(_spread(keep, x))
-
-
-def _dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _spread(keep: Tensor, x: Tensor) -> Tensor:
-    return keep.to(torch.bool).reshape(*keep.shape, *[1] * (x.dim() - keep.dim()))

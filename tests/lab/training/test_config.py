@@ -32,6 +32,7 @@ EVERY_TRAIN = TrainConfig(
     betas=(0.8, 0.9),
     clip_norm=0.5,
     penalty=0.1,
+    penalty_kind="fourth_power",
     anneal_steps=2,
     patience=4,
     eval_steps=9,

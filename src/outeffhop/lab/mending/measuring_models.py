@@ -49,11 +49,11 @@ def measured(
 
 
 def _resembles(model: nn.Module, original: Teacher) -> Any:
-    """The metric of a model without a head: the SQNR against itself in floating point, and likeness to the original."""
+    """The metrics of a model without a head: likeness to the original, and the SQNR against itself unquantized."""
     own = metric_for("embedding", model)
 
     def metric(candidate: nn.Module, given: Iterable[dict[str, Tensor]]) -> dict[str, float]:
         kept = list(given)
-        return {**own(candidate, kept), "cosine": original.likeness(candidate, kept)["cosine"]}
+        return {"cosine": original.likeness(candidate, kept)["cosine"], **own(candidate, kept)}
 
     return metric

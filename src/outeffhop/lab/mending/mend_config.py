@@ -24,7 +24,7 @@ class MendConfig:
         method: auto keeps the architecture; any other is a method that the model is converted to.
         steps: optimizer steps.
         minutes: train for about this long instead of a number of steps; 10 by default.
-        penalty: weight of the log kurtosis in the loss; by default 0.1, and 0.05 for a model without a head.
+        penalty: weight of the penalty on outliers in the loss; 0.1 by default.
         lr: highest learning rate; by default 3e-4 for text with labels, 2e-4 or less for others.
         teacher: checkpoint whose outputs are imitated instead of learning from labels; CHECKPOINT itself is allowed,
             and is the default for a model without a head.

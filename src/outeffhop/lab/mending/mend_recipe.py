@@ -24,7 +24,7 @@ _SETTINGS = {
     "seq2seq": (3e-4, 0.1),
     "classification": (1e-4, 0.1),
     "forecasting": (1e-4, 0.1),
-    "embedding": (2e-4, 0.05),
+    "embedding": (2e-4, 0.1),
 }
 
 

@@ -65,7 +65,9 @@ def cost_table(report: MendReport) -> tuple[tuple[str, ...], list[tuple[str, ...
     rows = [("max inf norm", *(number(m.outliers.max_inf_norm) for m in models.values()))]
     rows += [("avg kurtosis", *(number(m.outliers.avg_kurtosis) for m in models.values()))]
     for metric in (name for name in report.before.full if name != "loss"):  # perplexity says the same
-        rows.append((f"{metric}, floating point", *(_short(m.full[metric]) for m in models.values())))
+        full = [m.full[metric] for m in models.values()]
+        if any(map(math.isfinite, full)):  # a model's SQNR against itself is not
+            rows.append((f"{metric}, floating point", *map(_short, full)))
         for scheme, words in _SCHEMES.items():
             found = [m.quantized[scheme].mean(metric) for m in models.values()]
             rows.append((f"{metric}, {words}", *map(_short, found)))
@@ -89,9 +91,10 @@ def _head(report: MendReport, metric: str) -> str:
     length = f" × {report.length} tokens" if report.length else ""
     kept = "its architecture unchanged" if report.method == "vanilla" else f"attention method {report.method}"
     learned = f"imitating {report.teacher}" if report.teacher else "from labels"
+    data = report.data.rstrip("/").rpartition("/")[2]
     said = (
-        f"Fine-tuned on {report.data}, {report.batch_size}{length} a step, {learned}, learning rate {report.lr:g}, "
-        f"penalty {report.penalty:g} on the log kurtosis, seed {report.seed}; {kept}. Measured on "
+        f"Fine-tuned on {data}, {report.batch_size}{length} a step, {learned}, learning rate {report.lr:g}, "
+        f"penalty {report.penalty:g} on outliers, seed {report.seed}; {kept}. Measured on "
         f"{after.outliers.samples} samples of the validation split."
     )
     return f'<p>{escape(said)}</p><dl class="facts">{boxes}</dl>'

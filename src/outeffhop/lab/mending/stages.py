@@ -150,11 +150,11 @@ def _mended(config: MendConfig, run: RunConfig, prepared: Prepared, quiet: bool,
         _train(rival, quiet, tell, f"plain fine-tuning, {steps:,} steps")
         plain = look("plain", out / "plain" / "model", "plain fine-tuning")
     report = MendReport(
-        checkpoint=Path(config.checkpoint).resolve().name,
+        checkpoint=_name(config.checkpoint),
         data=config.data,
         method=run.method,
         task=str(run.task),
-        teacher=None if run.teacher is None else Path(run.teacher).resolve().name,
+        teacher=None if run.teacher is None else _name(run.teacher),
         steps=steps,
         batch_size=config.batch_size,
         length=run.samples.length if prepared.tokenizer is not None else None,
@@ -206,6 +206,12 @@ def _publish(out: Path) -> None:
     if not (out / "model").exists():
         shutil.copytree(out / "run" / "model", out / ".tmp-model", dirs_exist_ok=True)
         os.replace(out / ".tmp-model", out / "model")
+
+
+def _name(checkpoint: str) -> str:
+    """The name of a checkpoint's folder; that above it too if it is merely "model", as in a run."""
+    path = Path(checkpoint).resolve()
+    return f"{path.parent.name}/{path.name}" if path.name == "model" else path.name
 
 
 def _saved(model: PreTrainedModel, tokenizer: Any, out: Path, resume: bool) -> tuple[str, str | None]:

@@ -61,7 +61,8 @@ class TrainConfig:
         weight_decay: not applied to biases, LayerNorms (in OPT only biases), gates and sinks.
         betas: moment decay rates of Adam.
         clip_norm: largest gradient norm; 0: no clipping.
-        penalty: weight of the log kurtosis of outlier_tensors in the loss; it rises over warmup_steps; 0: none.
+        penalty: weight of a penalty on the outliers of outlier_tensors in the loss, after warmup_steps; 0: none.
+        penalty_kind: log_tail, log_kurtosis (which saturates beside one huge value) or fourth_power.
         anneal_steps: with --init, steps from softmax to the method's sinks and gates; a third of max_steps by default.
         patience: evaluations without improvement before training stops; 0: never.
         eval_steps: steps between evaluations; the last step is always evaluated.
@@ -95,6 +96,7 @@ class TrainConfig:
     betas: tuple[float, float] | None = None
     clip_norm: float | None = None
     penalty: float = 0.0
+    penalty_kind: Literal["log_tail", "log_kurtosis", "fourth_power"] = "log_tail"
     anneal_steps: int | None = None
     patience: int | None = None
     eval_steps: int | None = None

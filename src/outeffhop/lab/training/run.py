@@ -170,7 +170,9 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
     penalty = None
     if train.penalty:
         chosen = chosen_tensors(train)
-        penalty = OutlierPenalty(model, train.penalty, tensors=chosen, warmup_steps=train.warmup_steps or 0)
+        penalty = OutlierPenalty(
+            model, train.penalty, kind=train.penalty_kind, tensors=chosen, warmup_steps=train.warmup_steps or 0
+        )
     if train.fsdp:
         shard(model.to(arguments.device), arguments.device, train.precision)
     tokens = config.samples.length if prepared.tokenizer is not None else None

@@ -1,0 +1,139 @@
+"""Measures of a tail that can be trained against: functions of a tensor with exact gradients, in few passes over it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["fourth_power", "log_kurtosis", "log_tail"]
+
+
+def log_tail(x: Tensor, keep: Tensor | None = None) -> Tensor:
+    """log(mean x⁴ / (mean |x|)⁴) of each sample, averaged over samples: a Gaussian has log 7.4.
+
+    Like the kurtosis it has no scale, but it does not saturate. Where one value outweighs all others together, the
+    second moment in the kurtosis is that value's too: log kurtosis is at its maximum, log N, and has no gradient left.
+    The mean size is hardly touched by one value among many.
+
+    Exact gradient: ∂/∂x = 4 [x³ / Σx⁴ − sign(x) / Σ|x|].
+
+    Args:
+        x: [B, ..., d].
+        keep: [B, T] for x [B, T, d]: False leaves a token out (padding).
+    """
+    return _LogTail.apply(x, keep)  # type: ignore[no-any-return]
+
+
+def log_kurtosis(x: Tensor, keep: Tensor | None = None) -> Tensor:
+    """log(m₄ / m₂²) about the mean of each sample, averaged over samples: a Gaussian has log 3.
+
+    Exact gradient: ∂/∂x = 4 [(c³ − m₃)/m₄ − c/m₂] / N with c = x − mean. Backward keeps ``x`` and a few numbers per
+    sample. Moments are about the mean, in a second pass: sums of plain powers would cancel beside a large outlier.
+
+    Args:
+        x: [B, ..., d].
+        keep: [B, T] for x [B, T, d]: False leaves a token out (padding).
+    """
+    return _LogKurtosis.apply(x, keep)  # type: ignore[no-any-return]
+
+
+def fourth_power(x: Tensor, keep: Tensor | None = None, scale: float = 3.0) -> Tensor:
+    """mean((x / scale)⁴): unlike the kurtosis it also minds the size of all values."""
+    powers = (x.to(_dtype(x)) / scale).square().square()  # as a power it takes several times as long
+    if keep is None:
+        return powers.mean()
+    mask = _spread(keep, x).to(powers.dtype)
+    return (powers * mask).sum() / (mask.sum() * (powers.numel() / mask.numel())).clamp(min=1)
+
+
+class _LogTail(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keep: Tensor | None) -> Tensor:
+        dims = tuple(range(1, x.dim()))
+        values, count = _counted(x.detach(), keep)
+        unit = torch.linalg.vector_norm(values, 1, dims, keepdim=True) / count
+        alive = unit > 0  # a sample of zeros has no tail and no gradient
+        unit = torch.where(alive, unit, 1)
+        square = (values / unit).square_()
+        m4 = square.square_().sum(dims, keepdim=True) / count
+        m4, count = torch.where(alive, m4, 1), torch.where(alive, count, torch.inf)
+        ctx.save_for_backward(x, keep, unit, count, m4)
+        return torch.log(m4).mean()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        x, keep, unit, count, m4 = ctx.saved_tensors
+        each = 4 * grad / (x.shape[0] * count * unit)
+        values = x.to(_dtype(x)) / unit
+        out = (values * values).mul_(values).mul_(each / m4).sub_(values.sign_().mul_(each))
+        if keep is not None:
+            out.mul_(_spread(keep, x))
+        return out.to(x.dtype), None
+
+
+class _LogKurtosis(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keep: Tensor | None) -> Tensor:
+        mean, unit, count, m2, m3, m4 = _moments(x.detach(), keep)
+        ctx.save_for_backward(x, keep, mean, unit, count, m2, m3, m4)
+        return (torch.log(m4) - 2 * torch.log(m2)).mean()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        x, keep, mean, unit, count, m2, m3, m4 = ctx.saved_tensors
+        each = 4 * grad / (x.shape[0] * count * unit)
+        c = _centred(x, keep, mean, unit)
+        # in place, by products: a power of a tensor takes several times as long as all of this
+        out = (c * c).mul_(each / m4).sub_(each / m2).mul_(c).sub_(each * m3 / m4)
+        if keep is not None:
+            out.mul_(_spread(keep, x))
+        return out.to(x.dtype), None
+
+
+def _moments(x: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
+    """Mean, unit, the numbers counted, and moments 2, 3 and 4 about the mean in that unit, of each sample: [B, 1, ...].
+
+    The unit is the mean size, since the fourth power of a float32 overflows at 10⁹ and vanishes at 10⁻⁹. The kurtosis
+    does not depend on it. A constant sample counts as one of kurtosis 1 without a gradient.
+    """
+    dims = tuple(range(1, x.dim()))
+    x, count = _counted(x, keep)
+    mean = x.sum(dims, keepdim=True) / count
+    unit = torch.linalg.vector_norm(x, 1, dims, keepdim=True) / count
+    unit = torch.where(unit > 0, unit, 1)
+    c = _centred(x, keep, mean, unit)
+    square = c * c
+    m2 = square.sum(dims, keepdim=True) / count
+    m3 = c.mul_(square).sum(dims, keepdim=True) / count
+    m4 = square.mul_(square).sum(dims, keepdim=True) / count
+    alive = m4 > 0
+    return mean, unit, torch.where(alive, count, torch.inf), torch.where(alive, m2, 1), m3, torch.where(alive, m4, 1)
+
+
+def _counted(x: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The values, 0 where a token does not count, and how many count in each sample: [B, 1, ...]."""
+    dims = tuple(range(1, x.dim()))
+    x = x.to(_dtype(x))
+    if keep is None:
+        return x, x.new_full((x.shape[0], *[1] * len(dims)), x[0].numel())
+    mask = _spread(keep, x).to(x.dtype)
+    return x * mask, (mask.sum(dims, keepdim=True) * (x[0].numel() / mask[0].numel())).clamp(min=1)
+
+
+def _centred(x: Tensor, keep: Tensor | None, mean: Tensor, unit: Tensor) -> Tensor:
+    """(x − mean) / unit where it counts, 0 elsewhere; always a tensor of its own."""
+    c = (x.to(_dtype(x)) - mean).div_(unit)
+    return c if keep is None else c.mul_(_spread(keep, x))
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _spread(keep: Tensor, x: Tensor) -> Tensor:
+    return keep.to(torch.bool).reshape(*keep.shape, *[1] * (x.dim() - keep.dim()))
