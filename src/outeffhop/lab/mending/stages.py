@@ -204,8 +204,17 @@ def _train(run: RunConfig, quiet: bool, tell: Tell, words: str) -> float:
 def _publish(out: Path) -> None:
     """Puts the mended model where people look for it."""
     if not (out / "model").exists():
-        shutil.copytree(out / "run" / "model", out / ".tmp-model", dirs_exist_ok=True)
+        shutil.rmtree(out / ".tmp-model", ignore_errors=True)
+        shutil.copytree(out / "run" / "model", out / ".tmp-model", copy_function=_link)
         os.replace(out / ".tmp-model", out / "model")
+
+
+def _link(source: str, target: str) -> None:
+    """One file under two names, where the file system can: a model may be large."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _name(checkpoint: str) -> str:
