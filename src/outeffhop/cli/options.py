@@ -196,7 +196,7 @@ class Quantize(Checkpoint):
     Example: outeffhop quantize RUN --out RUN
 
     Attributes:
-        bits: of weights and activations, 2 to 16, such as W4A8.
+        bits: of weights and activations, 2 to 16, such as W4A8; W8A8KV8 also rounds the KV cache.
         scheme: everything the paper quantizes, Linear layers only, or a rival.
         range: of activations: running (default), minmax (of smoothquant), percentile or mse.
         calibration_batches: batches of training data for each seed.
