@@ -33,6 +33,7 @@ EVERY_TRAIN = TrainConfig(
     clip_norm=0.5,
     penalty=0.1,
     penalty_kind="fourth_power",
+    weight_bound=20.0,
     anneal_steps=2,
     patience=4,
     eval_steps=9,

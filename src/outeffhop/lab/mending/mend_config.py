@@ -25,6 +25,7 @@ class MendConfig:
         steps: optimizer steps.
         minutes: train for about this long instead of a number of steps; 10 by default.
         penalty: weight of the penalty on outliers in the loss; 0.1 by default.
+        weight_bound: largest weight of a matrix, in its standard deviations, that is left in the end; 0: any.
         lr: highest learning rate; by default 3e-4 for text with labels, 2e-4 or less for others.
         teacher: checkpoint whose outputs are imitated instead of learning from labels; CHECKPOINT itself is allowed,
             and is the default for a model without a head.
@@ -49,6 +50,7 @@ class MendConfig:
     steps: int | None = None
     minutes: float | None = None
     penalty: float | None = None
+    weight_bound: float = 16.0
     lr: float | None = None
     teacher: str | None = None
     plain: bool = False

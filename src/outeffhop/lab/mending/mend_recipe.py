@@ -48,6 +48,7 @@ def recipe(config: MendConfig, *, plain: bool = False) -> RunConfig:
         max_steps=config.steps,
         lr=config.lr,
         penalty=config.penalty or 0.0,
+        weight_bound=0.0 if plain else config.weight_bound,
     )
     resolved = resolve(
         RunConfig(

@@ -63,6 +63,7 @@ class TrainConfig:
         clip_norm: largest gradient norm; 0: no clipping.
         penalty: weight of a penalty on the outliers of outlier_tensors in the loss, after warmup_steps; 0: none.
         penalty_kind: log_tail, log_kurtosis (which saturates beside one huge value) or fourth_power.
+        weight_bound: largest weight of a matrix, in its standard deviations, from the middle of the run on; 0: any.
         anneal_steps: with --init, steps from softmax to the method's sinks and gates; a third of max_steps by default.
         patience: evaluations without improvement before training stops; 0: never.
         eval_steps: steps between evaluations; the last step is always evaluated.
@@ -97,6 +98,7 @@ class TrainConfig:
     clip_norm: float | None = None
     penalty: float = 0.0
     penalty_kind: Literal["log_tail", "log_kurtosis", "fourth_power"] = "log_tail"
+    weight_bound: float = 0.0
     anneal_steps: int | None = None
     patience: int | None = None
     eval_steps: int | None = None

@@ -249,7 +249,7 @@ def _check_train(train: TrainConfig) -> None:
         if value is not None and value < 1:
             raise ValueError(f"train.{name}={value}: must be at least 1")
     not_negative = ("lr", "weight_decay", "clip_norm", "penalty", "warmup_steps", "patience", "outlier_steps", "min_lr")
-    for name in (*not_negative, "workers", "anneal_steps"):
+    for name in (*not_negative, "workers", "anneal_steps", "weight_bound"):
         value = getattr(train, name)
         if value is not None and not 0 <= value < float("inf"):
             raise ValueError(f"train.{name}={value}: must be finite and not negative")

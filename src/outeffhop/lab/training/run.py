@@ -40,6 +40,7 @@ from outeffhop.lab.training.starting_model import first_model, has_tokenizer, lo
 from outeffhop.lab.training.trainer import RunTrainer
 from outeffhop.lab.training.trainer_arguments import RunArguments, trainer_arguments
 from outeffhop.lab.training.training_state import model_state
+from outeffhop.lab.training.weight_bounds import WeightBounds
 from outeffhop.models import model_summary
 from outeffhop.outliers import OutlierPenalty
 
@@ -155,6 +156,7 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
     set_seed(train.seed)
     model, schedule = first_model(config, prepared)
     check_run(config, model, prepared)
+    bounds = WeightBounds(model, train.weight_bound, (train.max_steps or 1) // 2) if train.weight_bound else None
     teacher = load_teacher(config, model, arguments.device)
     if teacher is not None:
         without_dropout(model)
@@ -179,6 +181,8 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
     journal = Journal(folder, train.batch_size or 1, tokens, quiet)
     patience = Patience(train.patience, *_CHIEF[prepared.task]) if train.patience else None
     moving = [part.callback() for part in (schedule, penalty) if part is not None]
+    if bounds is not None:
+        moving.append(bounds.callback(model))
     callbacks: list[Any] = [*moving, journal, *([] if patience is None else [patience])]
     if train.track == "tensorboard":
         callbacks.append(TensorBoardCallback())
