@@ -240,6 +240,13 @@ def test_every_kind_of_model(tokenizer, tmp_path):
         assert report.after.outliers.tensors
 
 
+def test_several_processes_are_refused(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="without torchrun"):
+        mend(checkpoint, "builtin:text", tmp_path / "out", steps=1, **QUICK)
+    assert not (tmp_path / "out").exists()
+
+
 def test_settings_are_kept(tmp_path):
     config = MendConfig(checkpoint="a", data="b", out="c", minutes=2.5, plain=True, teacher="d", precision="bf16")
     (tmp_path / "mend.yaml").write_text(to_mend_yaml(config))

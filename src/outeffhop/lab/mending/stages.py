@@ -95,6 +95,11 @@ def run_mending(
     """Mends as the config says; continues what is in its folder if ``resume``."""
     require("accelerate")
     config.check()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "mend measures and fine-tunes in one process: start it without torchrun; on several GPUs, use "
+            "outeffhop train --init CHECKPOINT --train.penalty 0.1 --train.weight-bound 16"
+        )
     out = Path(config.out)
     begun = mending_file(out).is_file()
     if begun and not resume:
