@@ -248,7 +248,7 @@ def cut(numbers: Numbers, field: str) -> float | None:
 def cut_verdict(seeds: Seeds, field: str) -> Verdict:
     """Each seed gives an average; one that is within two standard errors of 0 does not count."""
     low, high = published.CLAIMED_FORECAST_CUT
-    claim = f"OutEffHop reduces the {FIELDS[field]} by {low:.0%} or {high:.0%} on average of three other layers"
+    claim = f"OutEffHop's {FIELDS[field]} is {100 * low:.0f} to {100 * high:.0f} % below the other layers', on average"
     of_seed = [
         {key: values[i] for key, values in seeds.items() if i < len(values)}
         for i in range(max(map(len, seeds.values()), default=0))
@@ -259,7 +259,7 @@ def cut_verdict(seeds: Seeds, field: str) -> Verdict:
     printed = {key: value._asdict() for key, value in published.TABLE2.items()}
     theirs = cut(printed, field) or 0.0
     few = "; one seed" if len(cuts) == 1 else ""
-    numbers = f"{mean(cuts):.1%}; the numbers the paper prints make it {theirs:.1%}{few}"
+    numbers = f"{-mean(cuts):+.1%}; the numbers the paper prints make it {-theirs:+.1%}{few}"
     gain = surplus(cuts, [0.0])
     if len(cuts) == 1:
         return Verdict(claim, "not seen", numbers)
