@@ -4,7 +4,8 @@
 #     tools/small_results.sh DATA OUT
 #     tools/small_results.sh DATA OUT --device cpu --quick    # to check that it runs
 #
-# DATA holds prose/ (text files), cifar10/ (npz), ett/ETTh1.csv; OUT is where results go, such as results/small.
+# DATA holds prose/ (text files), cifar10/ (npz), ett/ (ETTh1.csv, ETTm1.csv) and wth/ (WTH.csv); OUT is where results
+# go, such as results/small.
 # It can be killed and started again: finished cells are not measured again.
 #
 # Every cell is a process, and every kind of model has its queue: small models do not fill the GPU, and only BERT and OPT
@@ -39,8 +40,11 @@ fi
 methods="outeffhop vanilla gated-outeffhop gated clipped-outeffhop clipped"
 queue "${STANHOP:-5}" < <(
     printf 'table1 1 stanhop-%s-0\n' $methods
-    # the longest first
-    for layers in gsh outeffhop vanilla sparse; do printf "table2 1 ETTh1-%s-$layers-0\n" 24 48 168 336 720; done
+    for seed in 0 1 2; do
+        for layers in gsh outeffhop vanilla sparse; do # the longest first
+            printf "table2 3 %s-$layers-$seed\n" {ETTh1,WTH}-{24,48,168,336,720} ETTm1-{24,48,96,288,672}
+        done
+    done
     printf 'table1 3 stanhop-outeffhop-%s\ntable1 3 stanhop-vanilla-%s\n' 1 1 2 2
 ) &
 queue "${VIT:-3}" < <(
@@ -75,7 +79,7 @@ done
 wait
 # draw the results again from all cells: those that finished early did not include the later ones
 cell table1 3 'opt-vanilla-*'
-cell table2 1 'ETTh1-24-*-0'
+cell table2 3 'ETTh1-24-*-0'
 cell beyond 1 'vanilla-0'
 cell convergence 1 'vanilla-0'
 cell training-outliers 3 '*-0' {bert,opt,vit,stanhop}-{vanilla,outeffhop}-'*'

@@ -289,7 +289,7 @@ class Reproduce:
     Attributes:
         name: an experiment, or all; by default, list the experiments.
         scale: tiny takes two CPU cores, small one GPU, paper what the paper used.
-        seeds: number of seeds; the memory experiments have ten, except at tiny scale.
+        seeds: number of seeds; the memory experiments, except at tiny scale, and table2 at the paper's have ten.
         out: folder for results, figures and report.html; cells measured there earlier are kept.
         data: folder with the public data sets (prose/, cifar10/, mnist/, ett/, wth/, mil/); not needed at tiny scale.
         workers: cells measured at the same time.

@@ -20,7 +20,7 @@ from outeffhop.lab.training import resume as resume_run
 from outeffhop.lab.training import train as train_run
 from outeffhop.lab.training.config import to_dict, to_yaml
 from outeffhop.lab.training.estimate import estimate
-from outeffhop.lab.training.recipes import resolve
+from outeffhop.lab.training.recipes import in_steps, resolve
 from outeffhop.lab.training.run import prepare_data
 
 __all__ = ["resume", "run"]
@@ -64,7 +64,9 @@ def _interruptible(out: str) -> Iterator[None]:
 
 def _show_plan(run: RunConfig, as_json: bool) -> None:
     resolved = resolve(run)
-    found = estimate(resolved, prepare_data(resolved))
+    prepared = prepare_data(resolved)
+    resolved = in_steps(resolved, prepared)
+    found = estimate(resolved, prepared)
     if as_json:
         print_json({"config": to_dict(resolved), "estimate": dataclasses.asdict(found)})
         return
@@ -92,7 +94,8 @@ def _show(result: Result, out: str, as_json: bool) -> None:
         "max inf norm": result.max_inf_norm,
         "avg kurtosis": result.avg_kurtosis,
     }
-    title = f"{out} after {result.steps} steps{', stopped early' if result.stopped_early else ''}"
+    best = "" if result.best_step is None else f"; the best was step {result.best_step}"
+    title = f"{out} after {result.steps} steps{', stopped early' if result.stopped_early else ''}{best}"
     print_table(title, ("metric", "validation"), [(k, f"{v:.4g}") for k, v in values.items()])
     print(f"The model is in {Path(out) / 'model'}; next: outeffhop outliers {out} --out {out}/report")
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import typing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tyro
@@ -14,7 +15,7 @@ from runs import METHODS, MODELS, SIZES
 import outeffhop
 from outeffhop.lab.training import DataConfig, RunConfig, TrainConfig
 from outeffhop.lab.training.config import from_dict, from_yaml, to_dict, to_yaml
-from outeffhop.lab.training.recipes import resolve
+from outeffhop.lab.training.recipes import counts_epochs, in_steps, resolve
 from outeffhop.lab.training.starting_model import build
 from outeffhop.methods import Method
 from outeffhop.models import model_summary, presets
@@ -22,6 +23,7 @@ from outeffhop.models import model_summary, presets
 EVERY_TRAIN = TrainConfig(
     lr=4e-4,
     max_steps=7,
+    epochs=3,
     batch_size=6,
     accumulate=3,
     optimizer="adam",
@@ -36,7 +38,8 @@ EVERY_TRAIN = TrainConfig(
     weight_bound=20.0,
     anneal_steps=2,
     patience=4,
-    eval_steps=9,
+    keep_best=True,
+    eval_steps="epoch",
     eval_batches=5,
     log_steps=8,
     save_steps=11,
@@ -101,7 +104,7 @@ def test_flags_and_back():
         nested = name in ("train", "samples")
         for key, v in ({f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}).items():
             flag = "--" + key.replace("_", "-")
-            if isinstance(v, bool):
+            if isinstance(v, bool) and key != "train.keep_best":  # that of the recipe, if it is left out
                 flags.append(flag)
             elif isinstance(v, dict):
                 flags += [flag, *(str(word) for pair in v.items() for word in pair)]
@@ -198,7 +201,9 @@ NEEDED = {
 def test_a_resolved_config_leaves_nothing_open(model, preset):
     found = resolve(RunConfig(model=model, preset=preset, data="builtin:text", out="a"))
     open_fields = {f.name for f in dataclasses.fields(TrainConfig) if getattr(found.train, f.name) is None}
-    assert open_fields == {"eval_batches", "device"}  # all of the set, and the best device there is
+    unit = {"epochs", "max_steps"} & open_fields
+    assert len(unit) == 1
+    assert open_fields - unit == {"eval_batches", "device"}  # all of the set, and the best device there is
     assert all(getattr(found.samples, name) is not None for name in NEEDED[model])
     assert resolve(found) == found
     assert from_dict(to_dict(found)) == found
@@ -219,6 +224,33 @@ def test_the_papers_recipe():
     assert (bert.weight_decay, opt.weight_decay, opt.betas) == (0.01, 0.1, (0.9, 0.95))
     assert (vit.lr, vit.min_lr, vit.schedule, vit.weight_decay, vit.clip_norm) == (1e-3, 1e-5, "cosine", 0.03, 0.0)
     assert (stanhop.optimizer, stanhop.schedule, stanhop.patience, stanhop.clip_norm) == ("adam", "halving", 5, 5.0)
+    # every epoch on the whole validation set, and the best epoch's weights
+    assert (stanhop.epochs, stanhop.eval_steps, stanhop.eval_batches, stanhop.keep_best) == (100, "epoch", None, True)
+    assert not any(other.keep_best for other in (bert, opt, vit))
+
+
+def prepared(samples):
+    return SimpleNamespace(train=range(samples))
+
+
+def test_epochs_become_steps():
+    given = TrainConfig(epochs=3, batch_size=8, eval_steps="epoch", save_steps=5, outlier_steps="epoch")
+    found = resolve(RunConfig(data="builtin:text", train=given))
+    assert (found.train.epochs, found.train.max_steps) == (3, None)
+    assert counts_epochs(found.train)
+    known = in_steps(found, prepared(83)).train  # ten whole steps, and a rest that is left out
+    assert (known.max_steps, known.epochs, known.eval_steps, known.save_steps, known.outlier_steps) == (
+        30, None, 10, 5, 10,
+    )  # fmt: skip
+    assert not counts_epochs(known)
+    assert in_steps(dataclasses.replace(found, train=known), prepared(83)).train == known
+
+
+def test_a_length_in_the_other_unit_replaces_the_recipes():
+    steps = resolve(RunConfig(model="stanhop", preset="paper", data="x", train=TrainConfig(max_steps=7))).train
+    assert (steps.max_steps, steps.epochs) == (7, None)
+    epochs = resolve(RunConfig(model="opt", data="x", train=TrainConfig(epochs=7))).train
+    assert (epochs.max_steps, epochs.epochs) == (None, 7)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -242,6 +274,8 @@ def test_a_method_with_parameters_is_taken_as_it_is_written(method):
     ("field", "value"),
     [
         *((name, 0) for name in ("max_steps", "batch_size", "accumulate", "eval_steps", "log_steps", "save_steps")),
+        ("epochs", 0),
+        ("eval_steps", "day"),
         *((name, 0) for name in ("keep", "eval_batches", "outlier_batches")),
         *((name, -1) for name in ("warmup_steps", "patience", "outlier_steps", "workers", "seed")),
         *((name, -1.0) for name in ("lr", "weight_decay", "clip_norm", "penalty", "min_lr")),
@@ -268,6 +302,7 @@ def test_a_bad_value_is_refused_by_name(field, value):
         ({"data": "x", "method": "outefhop"}, "outeffhop"),
         ({"data": "x", "changes": {"num_hiden_layers": 1}}, "changes.num_hiden_layers.*'num_hidden_layers'"),
         ({"data": "x", "changes": {"hidden_size": "big"}}, "changes={'hidden_size': 'big'}: .*expected int"),
+        ({"data": "x", "train": TrainConfig(epochs=2, max_steps=9)}, r"train\.epochs=2 and train\.max_steps=9"),
         ({"data": "x", "init": "nowhere"}, "init='nowhere' is not a checkpoint folder"),
         ({"data": "x", "model": "vit", "train": TrainConfig(lr=1e-6)}, r"train\.min_lr=1e-05 is above train\.lr=1e-06"),
     ],

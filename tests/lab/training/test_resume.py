@@ -190,8 +190,44 @@ def test_patience_that_ended_stays_ended(cache, tmp_path):
     run = config("stanhop", tmp_path / "whole", cache, **settings)
     found = train(run, quiet=True)
     assert (found.steps, found.stopped_early) == (4, True)
-    assert [p.name for p in (tmp_path / "whole" / "checkpoints").iterdir()] == ["checkpoint-4"]  # the last step
+    kept = sorted(p.name for p in (tmp_path / "whole" / "checkpoints").iterdir())
+    assert kept == ["checkpoint-2", "checkpoint-4"]  # the best and the last step
     out = copied(tmp_path / "whole", tmp_path)
     (out / "result.json").unlink()
     assert resume(out, quiet=True) == found
+    same(tmp_path / "whole", out)
+
+
+SPOILED = {"opt": 3.0, "vit": 0.3, "stanhop": 0.3}  # learning rates that undo what the first steps have learned
+
+
+def spoiled(model, out, cache, **train):
+    """Evaluated at every second step, best long before the end; only the newest checkpoint is kept beside the best."""
+    often = dict(eval_steps=2, save_steps=3, log_steps=2, outlier_steps=4, keep=1, keep_best=True, eval_batches=None)
+    return config(model, out, cache, **(dict(lr=SPOILED[model], warmup_steps=6, patience=0) | often | train))
+
+
+@pytest.mark.parametrize("model", ["opt", "vit", "stanhop"])
+def test_the_best_step_survives_every_kill(model, cache, tmp_path):
+    run = spoiled(model, tmp_path / "whole", cache)
+    found = train(run, quiet=True)
+    assert found.best_step < 12 - run.train.save_steps  # it had to survive the removal of older checkpoints
+    assert found.steps == 12
+    # the last one is at result.json, after the best step has been restored
+    out = killed(run, tmp_path, ["step", 4], ["rename", 2], ["rotate", 1], ["json", 2])
+    same(tmp_path / "whole", out)
+    kept = {p.name for p in (tmp_path / "whole" / "checkpoints").iterdir()}
+    assert kept == {f"checkpoint-{found.best_step}", "checkpoint-12"}
+    assert {p.name for p in (out / "checkpoints").iterdir()} >= kept
+
+
+def test_a_damaged_best_checkpoint_is_made_again(cache, tmp_path):
+    run = spoiled("stanhop", tmp_path / "whole", cache, keep=9)
+    best = train(run, quiet=True).best_step
+    out = copied(tmp_path / "whole", tmp_path)
+    (out / "result.json").unlink()
+    (out / "checkpoints" / f"checkpoint-{best}" / "model.safetensors").unlink()
+    with pytest.warns() as said:
+        resume(out, quiet=True)
+    assert f"checkpoint-12 is skipped: checkpoint-{best}, the best at that step, is" in str(said[0].message)
     same(tmp_path / "whole", out)

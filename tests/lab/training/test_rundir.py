@@ -21,13 +21,13 @@ with RunFolder(sys.argv[1]).locked():
 """
 
 
-def checkpoint(folder, step, keep=9, **files):
+def checkpoint(folder, step, keep=9, best=None, **files):
     """A made-up one, accepted as a true one is."""
     side = folder.side_folder(step)
     for name, content in (files or {"weights": f"weights of step {step}", "inner/state": "state"}).items():
         (side / name).parent.mkdir(exist_ok=True)
         (side / name).write_text(content)
-    return folder.accept(side, step, keep)
+    return folder.accept(side, step, keep, best)
 
 
 @pytest.fixture
@@ -136,6 +136,26 @@ def test_the_oldest_go_first(folder):
     for step in (5, 10, 100, 1000):
         checkpoint(folder, step, keep=2)
     assert steps(folder) == [100, 1000]
+
+
+def test_the_best_stays_as_long_as_it_is_the_best(folder):
+    for step, best in ((5, 5), (10, 5), (100, 5)):
+        checkpoint(folder, step, keep=1, best=best)
+    assert steps(folder) == [5, 100]
+    checkpoint(folder, 1000, keep=1, best=1000)
+    assert steps(folder) == [1000]
+
+
+def test_a_checkpoint_needs_the_best_of_its_time(folder):
+    for step in (4, 6, 8):
+        checkpoint(folder, step)
+    bests = {4: 4, 6: 6, 8: 6}
+    assert folder.last_checkpoint(lambda path: bests[int(path.name.split("-")[1])]).name == "checkpoint-8"
+    flip(folder.checkpoints / "checkpoint-6" / "weights")
+    with pytest.warns() as said:
+        assert folder.last_checkpoint(lambda path: bests[int(path.name.split("-")[1])]).name == "checkpoint-4"
+    assert "checkpoint-8 is skipped: checkpoint-6, the best at that step" in str(said[0].message)
+    assert "checkpoint-6 is skipped" in str(said[1].message)
 
 
 def test_a_damaged_checkpoint_does_not_push_whole_ones_out(folder):

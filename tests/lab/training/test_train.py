@@ -472,3 +472,37 @@ def test_patience(cache, tmp_path):
     assert found.stopped_early
     assert found.steps == len(values) < 30
     assert min(values[-2:]) >= min(values[:-2])
+
+
+def test_the_best_step_is_the_one_that_is_saved(cache, tmp_path):
+    """A rate that rises until it spoils the model: the metrics, the outliers and the weights are those of before."""
+    settings = dict(lr=0.3, warmup_steps=6, eval_steps=2, keep=1, patience=0, eval_batches=None, outlier_steps=2)
+    run = config("stanhop", tmp_path / "best", cache, keep_best=True, **settings)
+    found, last = (
+        train(run, quiet=True),
+        train(config("stanhop", tmp_path / "last", cache, keep_best=False, **settings)),
+    )
+    lines = metrics(tmp_path / "best")
+    values = {line["step"]: line["eval_mse"] for line in lines if "eval_mse" in line}
+    assert found.best_step == min(values, key=values.get) < found.steps == 12
+    assert (last.best_step, last.metrics["mse"]) == (None, values[12])
+    assert found.metrics["mse"] == values[found.best_step]
+    norms = {line["step"]: line["max_inf_norm"] for line in lines if "max_inf_norm" in line}
+    assert found.max_inf_norm == norms[found.best_step]
+    checkpoint = RunFolder(tmp_path / "best").checkpoint(found.best_step)
+    assert weight_bytes(tmp_path / "best") == (checkpoint / "model.safetensors").read_bytes()
+    assert metrics(tmp_path / "last") == lines  # it was trained in the same way
+    card = (tmp_path / "best" / "model" / "README.md").read_text()
+    assert f"After step {found.best_step}, the best evaluation of the run" in card
+
+
+def test_a_run_in_epochs(cache, tmp_path):
+    run = config("vit", tmp_path / "a", cache, max_steps=None, epochs=2, batch_size=240, eval_steps="epoch")
+    assert train(run, quiet=True).steps == 10
+    kept = RunFolder(tmp_path / "a").config().train
+    assert (kept.max_steps, kept.epochs, kept.eval_steps) == (10, None, 5)
+    assert [line["step"] for line in metrics(tmp_path / "a") if "eval_accuracy" in line] == [5, 10]
+    assert train(run, resume=True, quiet=True).steps == 10  # the same run, in either unit
+    longer = dataclasses.replace(run, train=dataclasses.replace(run.train, epochs=3))
+    with pytest.raises(ValueError, match=r"train\.max_steps=10, not 15"):
+        train(longer, resume=True, quiet=True)

@@ -66,10 +66,12 @@ class Cell:
     Attributes:
         key: its name; letters, digits, dots, dashes and underscores.
         values: what ``Experiment.measure`` needs to know, as JSON values.
+        earlier: values that it had before; a kept cell that was measured with these still counts.
     """
 
     key: str
     values: Values = field(default_factory=dict)
+    earlier: Values | None = None
 
     def __post_init__(self) -> None:
         check_name("key", self.key)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 __all__ = [
     "CLAIMED_KURTOSIS_CUT",
+    "CLAIMED_FORECAST_CUT",
     "CLAIMED_INF_NORM_CUT",
     "CLAIMED_TOP_TWO",
     "CONVERGENCE",
@@ -53,6 +54,8 @@ CLAIMED_KURTOSIS_CUT = 0.22
 CLAIMED_INF_NORM_CUT = 0.26
 # "In 25 out of 30 settings, OutEffHop ranks either first or second": 15 forecasts, by kurtosis and by inf norm
 CLAIMED_TOP_TWO = (25, 30)
+# "3% and 4% reductions in [inf norm] and average kurtosis, respectively"; the conclusion has them the other way round
+CLAIMED_FORECAST_CUT = (0.03, 0.04)
 
 _ROWS = {
     "bert": (

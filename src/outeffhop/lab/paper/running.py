@@ -129,10 +129,10 @@ def _measured(experiment: Experiment, cells: list[Cell], settings: Settings) -> 
 
 
 def _measured_before(experiment: Experiment, settings: Settings) -> dict[str, KeptCell]:
-    """Cells whose values have changed since they were measured are left out."""
+    """Cells whose values have changed since they were measured are left out, unless these are their earlier ones."""
     kept = kept_cells(experiment.name, settings)
-    asked = {cell.key: to_plain(cell.values) for cell in experiment.cells(settings)}
-    return {key: kept[key] for key, values in asked.items() if key in kept and kept[key].asked == values}
+    asked = {cell.key: to_plain([cell.values, cell.earlier]) for cell in experiment.cells(settings)}
+    return {key: kept[key] for key, values in asked.items() if key in kept and kept[key].asked in values}
 
 
 def _check_out(experiment: Experiment, settings: Settings) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from statistics import mean
@@ -20,11 +20,14 @@ from outeffhop.lab.paper.experiment import (
     chosen,
     group_by,
 )
-from outeffhop.lab.paper.ranking import mean_std
+from outeffhop.lab.paper.ranking import mean_std, surplus
 from outeffhop.lab.paper.trained_models import measured
 from outeffhop.lab.paper.training_runs import finished, folders_of, run_config, seeds_measured, steps_of, steps_said
+from outeffhop.lab.training import Result as RunResult
+from outeffhop.lab.training import RunConfig
+from outeffhop.lab.training.recipes import resolve
 
-__all__ = ["EXPERIMENT", "top_two", "top_two_verdict"]
+__all__ = ["EXPERIMENT", "cut", "cut_verdict", "top_two", "top_two_verdict"]
 
 FIELDS = {"mse": "MSE", "mae": "MAE", "kurtosis": "avg kurtosis", "inf_norm": "max inf norm"}
 FILES = {"ETTh1": "ett/ETTh1.csv", "ETTm1": "ett/ETTm1.csv", "WTH": "wth/WTH.csv", "synthetic": "builtin:series"}
@@ -48,22 +51,28 @@ WINDOWS = (
 )
 _TINY = (("synthetic", 48, 24, 6, 1e-3), ("synthetic", 48, 48, 6, 1e-3))
 
+_PAPER_REPEATS = 10
+# how the kept cells were measured that have no best step
+_EARLIER = "† by an earlier stopping rule: the last weights, patience in evaluations of 1,024 windows every 22 steps."
+
 Numbers = Mapping[tuple[str, int, str], Mapping[str, float]]  # (data, horizon, method) → field → mean over seeds
+Seeds = Mapping[tuple[str, int, str], Sequence[Mapping[str, float]]]  # the same, a list over seeds
 
 
 def cells(settings: Settings) -> list[Cell]:
-    windows = _TINY if settings.scale == "tiny" else WINDOWS
-    steps = steps_of("stanhop", settings)
-    return [
-        Cell(
-            f"{data}-{out_len}-{method}-{seed}",
-            {"data": data, "in_len": in_len, "out_len": out_len, "seg_len": seg_len, "method": method, "seed": seed}
-            | {"steps": steps, "lr": lr if settings.scale == "paper" else None},
-        )
-        for seed in range(settings.seeds)
-        for data, in_len, out_len, seg_len, lr in windows
-        for method in published.FORECASTERS
-    ]
+    small = settings.scale == "tiny" or settings.quick
+    recipe = resolve(RunConfig(model="stanhop", preset=settings.scale, data="any")).train
+    length = {"steps": steps_of("stanhop", settings)} if small else {"epochs": recipe.epochs}
+    repeats = _PAPER_REPEATS if settings.scale == "paper" and not settings.quick else settings.seeds
+    found = []
+    for seed in range(repeats):  # the first seed of everything first, for a complete table early
+        for data, in_len, out_len, seg_len, lr in _TINY if settings.scale == "tiny" else WINDOWS:
+            for method in published.FORECASTERS:
+                asked: Values = {"data": data, "in_len": in_len, "out_len": out_len, "seg_len": seg_len}
+                asked |= {"method": method, "seed": seed, "lr": lr if settings.scale == "paper" else None}
+                earlier = asked | {"steps": 455} if settings.scale == "small" and not small else None
+                found.append(Cell(f"{data}-{out_len}-{method}-{seed}", asked | length, earlier))
+    return found
 
 
 def measure(cell: Cell, settings: Settings) -> Values:
@@ -78,22 +87,25 @@ def measure(cell: Cell, settings: Settings) -> Values:
         group="table2",
         data=FILES[asked["data"]],
         name=f"{asked['data']}-{asked['out_len']}",
-        train={"max_steps": asked["steps"], "lr": asked["lr"], **batch},
+        train={"max_steps": asked.get("steps"), "epochs": asked.get("epochs"), "lr": asked["lr"], **batch},
         changes={**lengths, "seg_len": asked["seg_len"]},
         samples=lengths,
     )
-    finished(config, settings)
-    return measured(config, settings, "test")
+    run = finished(config, settings)
+    ended = RunResult.load(run.path / "result.json")
+    return {**measured(config, settings, "test"), "best_step": ended.best_step, "patience": config.train.patience}
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
-    runs = list(found.values())
-    numbers = {key: {**v["metrics"], "kurtosis": v["kurtosis"], "inf_norm": v["inf_norm"]} for key, v in found.items()}
-    seeds = group_by(cells(settings), numbers, "data", "out_len", "method")
+    runs = _comparable(group_by(cells(settings), found, "data", "out_len", "method"))
+    every = [run for several in runs.values() for run in several]
+    seeds: Seeds = {key: [_numbers(run) for run in several] for key, several in runs.items()}
     means = {key: {f: mean(v[f] for v in values) for f in FIELDS} for key, values in seeds.items()}
+    fewest = min((len(values) for values in seeds.values()), default=0)
+    earlier = {key[:2] for key, several in runs.items() if not all(map(_is_current, several))}
     _draw(means, folder)
     return EXPERIMENT.result(
-        [_table(seeds), _counts(means)],
+        [_table(seeds, earlier), _counts(means, earlier)],
         [
             Figure(
                 "horizons",
@@ -102,32 +114,60 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
                 "scale.",
             )
         ],
-        [top_two_verdict(*top_two(means))],
+        [top_two_verdict(*top_two(means), fewest), *(cut_verdict(seeds, field) for field in ("kurtosis", "inf_norm"))],
         {"data": ", ".join(dict.fromkeys(d for d, _, _ in seeds))}
-        | {"split": f"test, {_each(runs, 'samples')} windows evenly spread over it"}
-        | {"seeds": seeds_measured(seeds.values()), "steps": steps_said([run["steps"] for run in runs])}
-        | {"batch": _each(runs, "batch"), "learning rate": _each(runs, "lr"), "precision": _each(runs, "precision")},
+        | {"split": f"test, {_each(every, 'samples')} windows evenly spread over it"}
+        | {"seeds": seeds_measured(seeds.values()), "steps": steps_said([run["steps"] for run in every])}
+        | {"stopping": _stopping(every)}
+        | {"batch": _each(every, "batch"), "learning rate": _each(every, "lr"), "precision": _each(every, "precision")},
     )
+
+
+def _numbers(run: Values) -> dict[str, float]:
+    return {**run["metrics"], "kurtosis": run["kurtosis"], "inf_norm": run["inf_norm"]}
+
+
+def _is_current(run: Values) -> bool:
+    return "best_step" in run
+
+
+def _comparable(runs: Mapping[tuple[str, int, str], list[Values]]) -> dict[tuple[str, int, str], list[Values]]:
+    """Without the runs of the earlier rule where a forecast has been measured by the present one."""
+    current = {key[:2] for key, several in runs.items() if any(map(_is_current, several))}
+    kept = {
+        key: [run for run in several if _is_current(run) or key[:2] not in current] for key, several in runs.items()
+    }
+    return {key: several for key, several in kept.items() if several}
+
+
+def _stopping(runs: Sequence[Values]) -> str:
+    patience = sorted({run["patience"] for run in runs if _is_current(run)})
+    rules = [f"weights of the best epoch on the whole validation set, patience {epochs} epochs" for epochs in patience]
+    return "; ".join([*rules, *([] if all(map(_is_current, runs)) else [_EARLIER.removesuffix(".")])])
 
 
 def _each(runs: Sequence[Values], field: str) -> str:
     return ", ".join(map(str, sorted({run[field] for run in runs})))
 
 
-def _table(seeds: Mapping[tuple[str, int, str], list[Values]]) -> Table:
+def _place(data: str, horizon: int, earlier: Collection[tuple[str, int]]) -> str:
+    return f"{data}, {horizon}{' †' if (data, horizon) in earlier else ''}"
+
+
+def _table(seeds: Seeds, earlier: Collection[tuple[str, int]]) -> Table:
     papers = {f: f"paper: {name}" for f, name in FIELDS.items()}
     rows = []
     for (data, horizon, method), values in seeds.items():
         printed = published.TABLE2.get((data, horizon, method))
         rows.append(
-            [f"{data}, {horizon}", "dense" if method == "vanilla" else method]
+            [_place(data, horizon, earlier), "dense" if method == "vanilla" else method]
             + [mean_std([v[f] for v in values]) for f in FIELDS]
             + [None if printed is None else getattr(printed, f) for f in FIELDS]
         )
     columns = [*FIELDS.values(), *papers.values()]
-    return Table(
-        "Forecasts", ["data, horizon", "layers", *columns], rows, dict.fromkeys(columns, "low"), "data, horizon"
-    )
+    better = dict.fromkeys(columns, "low")
+    note = _EARLIER if earlier else ""
+    return Table("Forecasts", ["data, horizon", "layers", *columns], rows, better, "data, horizon", note)
 
 
 def _draw(means: Numbers, folder: Path) -> None:
@@ -170,14 +210,14 @@ def top_two(means: Numbers) -> tuple[int, int]:
     return sum(r <= 2 for r in known), len(known)
 
 
-def _counts(means: Numbers) -> Table:
+def _counts(means: Numbers, earlier: Collection[tuple[str, int]]) -> Table:
     places = dict.fromkeys((data, horizon) for data, horizon, _ in means)
-    rows = [[f"{d}, {h}", *(rank(means, d, h, field) for field in FIELDS)] for d, h in places]
+    rows = [[_place(d, h, earlier), *(rank(means, d, h, field) for field in FIELDS)] for d, h in places]
     return Table("OutEffHop's rank among the four", ["data, horizon", *FIELDS.values()], rows)
 
 
-def top_two_verdict(good: int, of: int) -> Verdict:
-    """Chance would give half: two of four ranks are the top two."""
+def top_two_verdict(good: int, of: int, seeds: int) -> Verdict:
+    """Chance would give half: two of four ranks are the top two. One seed decides nothing."""
     claimed, settings = published.CLAIMED_TOP_TWO
     claim = f"OutEffHop is first or second by outliers in {claimed} of {settings} settings"
     if not of:
@@ -185,9 +225,45 @@ def top_two_verdict(good: int, of: int) -> Verdict:
     share = good / of
     printed = "{} of {}".format(*published.top_two())
     numbers = f"{good} of {of} (chance: {of / 2:g}); the numbers the paper prints make it {printed}"
+    if seeds < 2:
+        return Verdict(claim, "not seen", f"{numbers}; one seed")
     if share >= claimed / settings:
         return Verdict(claim, "confirmed", numbers)
     return Verdict(claim, "not seen" if share > 0.5 else "contradicted", numbers)
+
+
+def cut(numbers: Numbers, field: str) -> float | None:
+    """The share by which OutEffHop is below the other three layers, averaged over forecasts and layers.
+
+    None if no forecast is measured with all four.
+    """
+    shares = []
+    for place in dict.fromkeys((data, horizon) for data, horizon, _ in numbers):
+        if all((*place, kind) in numbers for kind in published.FORECASTERS):
+            own, *others = (numbers[*place, kind][field] for kind in ("outeffhop", "vanilla", "sparse", "gsh"))
+            shares += [1 - own / other for other in others]
+    return mean(shares) if shares else None
+
+
+def cut_verdict(seeds: Seeds, field: str) -> Verdict:
+    """Each seed gives an average; one that is within two standard errors of 0 does not count."""
+    low, high = published.CLAIMED_FORECAST_CUT
+    claim = f"OutEffHop's {FIELDS[field]} is {100 * low:.0f} to {100 * high:.0f} % below the other layers', on average"
+    of_seed = [
+        {key: values[i] for key, values in seeds.items() if i < len(values)}
+        for i in range(max(map(len, seeds.values()), default=0))
+    ]
+    cuts = [share for numbers in of_seed if (share := cut(numbers, field)) is not None]
+    if not cuts:
+        return Verdict(claim, "not measured", "no forecast is measured with all four layers")
+    printed = {key: value._asdict() for key, value in published.TABLE2.items()}
+    theirs = cut(printed, field) or 0.0
+    few = "; one seed" if len(cuts) == 1 else ""
+    numbers = f"{-mean(cuts):+.1%}; the numbers the paper prints make it {-theirs:+.1%}{few}"
+    gain = surplus(cuts, [0.0])
+    if len(cuts) == 1:
+        return Verdict(claim, "not seen", numbers)
+    return Verdict(claim, "confirmed" if gain >= low else "contradicted" if gain < 0 else "not seen", numbers)
 
 
 def needs(settings: Settings) -> list[str]:

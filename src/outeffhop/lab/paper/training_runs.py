@@ -121,7 +121,7 @@ def run_config(
         spec = str((settings.data or Path()) / spec)
     options: dict[str, Any] = {**_short(model, settings), "max_steps": steps_of(model, settings), **(train or {})}
     recipe = resolve(RunConfig(model=model, preset=settings.scale, data=spec))  # type: ignore[arg-type]
-    options = {**_looks(options["max_steps"] or recipe.train.max_steps or 1, settings), **options}
+    options = {**_looks(model, options["max_steps"] or recipe.train.max_steps or 1, settings), **options}
     fields, cut = {**(changes or {})}, {**(samples or {})}
     if settings.scale == "tiny":
         options["patience"] = 0  # too short to run out of it
@@ -150,12 +150,18 @@ def run_config(
     )
     scale = f"{settings.scale}{'-quick' if settings.quick else ''}"
     plain = method.split("(")[0]
-    parts = [scale, model, plain, *([name] if name else []), f"{config.train.max_steps}steps", f"seed{seed}"]
+    parts = [scale, model, plain, *([name] if name else []), _length(config.train), f"seed{seed}"]
     return dataclasses.replace(config, out=str(settings.out / group / "runs" / "-".join(parts)))
 
 
-def _looks(steps: int, settings: Settings) -> dict[str, Any]:
+def _length(train: TrainConfig) -> str:
+    return f"{train.max_steps}steps" if train.epochs is None else f"{train.epochs}epochs"
+
+
+def _looks(model: str, steps: int, settings: Settings) -> dict[str, Any]:
     """Twenty points for a curve, for any number of steps, and checkpoints to resume from."""
+    if model == "stanhop":  # every epoch on the whole validation set, as in its recipe: that decides which step is best
+        return dict(keep=1)
     often = max(steps // 20, 1)
     # a GPU finishes a small run in the time that ten checkpoints take
     save = (10 if settings.scale == "small" else 2) * often

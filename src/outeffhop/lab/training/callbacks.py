@@ -1,4 +1,4 @@
-"""Callbacks: metrics.jsonl and progress, interruption by a signal, early stopping."""
+"""Callbacks: metrics.jsonl and progress, interruption by a signal, early stopping, keeping the best step."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
+from outeffhop.lab.training.chief_metric import ChiefMetric
 from outeffhop.lab.training.rundir import RunFolder
 
-__all__ = ["Journal", "Interrupt", "Patience"]
+__all__ = ["Journal", "Interrupt", "Patience", "KeepBest"]
 
 
 class Journal(TrainerCallback):
@@ -131,19 +133,39 @@ class Interrupt(TrainerCallback):
 class Patience(TrainerCallback):
     """Ends training when the chief metric has not improved for some evaluations."""
 
-    def __init__(self, patience: int, metric: str, greater_is_better: bool) -> None:
-        self.patience, self.metric, self.greater = patience, metric, greater_is_better
+    def __init__(self, patience: int, chief: ChiefMetric) -> None:
+        self.patience, self.chief = patience, chief
 
     def spent(self, history: list[dict[str, float]]) -> bool:
         """Whether the metrics logged so far end training."""
-        values = [line[self.metric] for line in history if self.metric in line]
-        if len(values) <= self.patience:
-            return False
-        best = max if self.greater else min
-        before, after = best(values[: -self.patience]), best(values[-self.patience :])
-        return (after <= before) if self.greater else (after >= before)
+        return self.chief.stagnant(history, self.patience)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         if self.spent(state.log_history):
             control.should_training_stop = control.should_save = True  # the last step is always saved
+        return control
+
+
+class KeepBest(TrainerCallback):
+    """Saves a checkpoint at every evaluation that is the best so far.
+
+    Args:
+        chief: the metric that decides.
+        since: the first step that counts; before it, the model is not yet what the run is to produce.
+    """
+
+    def __init__(self, chief: ChiefMetric, since: int = 0) -> None:
+        self.chief, self.since = chief, since
+
+    def step(self, history: list[dict[str, float]]) -> int | None:
+        """The best step so far; None if no evaluation counts yet."""
+        return self.chief.best_step(history, self.since)
+
+    def step_at(self, checkpoint: Path) -> int | None:
+        """The best step when a checkpoint was written."""
+        return self.step(TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).log_history)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        if self.step(state.log_history) == state.global_step:
+            control.should_save = True
         return control

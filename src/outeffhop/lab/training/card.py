@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from outeffhop._io import from_plain, write_whole
 from outeffhop.lab.training.config import RunConfig
-from outeffhop.lab.training.recipes import paper_steps
+from outeffhop.lab.training.recipes import paper_length
 from outeffhop.lab.training.rundir import RunFolder
 from outeffhop.lab.training.starting_model import AUTO_CLASSES
 from outeffhop.methods import Method
@@ -130,7 +130,7 @@ def _opening(config: RunConfig, method: Method, env: dict[str, Any], result: dic
         millions = presets.MODELS[config.model].paper_parameters[method.gate is not None]
         paper = (
             f" The paper's model of this kind has {millions:g} million parameters and a recipe of up to "
-            f"{paper_steps(config.model):,} steps; compare the numbers below with that in mind."
+            f"{paper_length(config.model)}; compare the numbers below with that in mind."
         )
     return (
         f"{_NAME.get(_kind(config), _text(_kind(config)))} with the attention method {_code(config.method)}, trained "
@@ -163,12 +163,17 @@ def _numbers(config: RunConfig, result: dict[str, Any]) -> str:
     rows = [(_text(metric), f"{value:.6g}") for metric, value in result["metrics"].items()]
     outliers = [(n, f"{result[n.replace(' ', '_')]:.6g}") for n in ("max inf norm", "avg kurtosis")]
     return (
-        f"## Numbers\n\nAfter the last step, on the validation set ({part}).\n\n{_table(('metric', 'value'), rows)}\n\n"
+        f"## Numbers\n\n{_moment(result)}, on the validation set ({part}).\n\n{_table(('metric', 'value'), rows)}\n\n"
         "Outliers as the paper measures them, on at most "
         f"{_many(config.train.outlier_batches, 'batch', 'batches')} of the validation set. "
         "A Gaussian has kurtosis 3.\n\n"
         f"{_table(('outliers', 'value'), outliers)}"
     )
+
+
+def _moment(result: dict[str, Any]) -> str:
+    best = result.get("best_step")
+    return "After the last step" if best is None else f"After step {best:,}, the best evaluation of the run"
 
 
 def _quantized(report: QuantizationReport | None) -> str:

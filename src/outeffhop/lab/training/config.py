@@ -1,7 +1,7 @@
 """The settings of a training run, as dataclasses, as a YAML file and as command-line flags.
 
 The recipe of the model and its size (``outeffhop.lab.training.recipes``) fills in fields that are None. The
-``config.yaml`` in a run's folder has all of them.
+``config.yaml`` in a run's folder has all of them, with steps where epochs were given.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class TrainConfig:
     Attributes:
         lr: highest learning rate.
         max_steps: optimizer steps.
+        epochs: passes over the training data, instead of max_steps.
         batch_size: samples per step, over all devices and accumulation.
         accumulate: number of parts in which each device computes its share of a step; the update is the same.
         optimizer: adamw or adam.
@@ -66,12 +67,13 @@ class TrainConfig:
         weight_bound: largest weight of a matrix, in its standard deviations, from the middle of the run on; 0: any.
         anneal_steps: with --init, steps from softmax to the method's sinks and gates; a third of max_steps by default.
         patience: evaluations without improvement before training stops; 0: never.
-        eval_steps: steps between evaluations; the last step is always evaluated.
+        keep_best: save the model of the best evaluation instead of the last one; STanHop-Net does by default.
+        eval_steps: steps between evaluations, or epoch; the last step is always evaluated.
         eval_batches: batches of the validation set to evaluate on; None: all.
         log_steps: steps between lines of metrics.jsonl.
-        save_steps: steps between checkpoints; the last step is always saved.
-        keep: number of checkpoints to keep.
-        outlier_steps: steps between measurements of outliers; 0: only at the end.
+        save_steps: steps between checkpoints, or epoch; the last step is always saved.
+        keep: number of checkpoints to keep, besides the best one.
+        outlier_steps: steps between measurements of outliers, or epoch; 0: only at the end.
         outlier_batches: batches of the validation set to measure outliers on.
         outlier_tensors: paper, all, or patterns of module names separated by commas.
         seed: of weights, order of samples and masks.
@@ -87,6 +89,7 @@ class TrainConfig:
 
     lr: float | None = None
     max_steps: int | None = None
+    epochs: int | None = None
     batch_size: int | None = None
     accumulate: int = 1
     optimizer: Literal["adamw", "adam"] | None = None
@@ -101,12 +104,13 @@ class TrainConfig:
     weight_bound: float = 0.0
     anneal_steps: int | None = None
     patience: int | None = None
-    eval_steps: int | None = None
+    keep_best: bool | None = None
+    eval_steps: int | Literal["epoch"] | None = None
     eval_batches: int | None = None
     log_steps: int | None = None
-    save_steps: int | None = None
+    save_steps: int | Literal["epoch"] | None = None
     keep: int = 2
-    outlier_steps: int | None = None
+    outlier_steps: int | Literal["epoch"] | None = None
     outlier_batches: int = 4
     outlier_tensors: str = "paper"
     seed: int = 0

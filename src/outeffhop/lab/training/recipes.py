@@ -10,6 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
 from outeffhop._naming import did_you_mean, known
+from outeffhop.lab.data import Prepared
 from outeffhop.lab.data.image_settings import image_fields
 from outeffhop.lab.training.config import DataConfig, RunConfig, TrainConfig, from_dict, to_dict
 from outeffhop.lab.training.rundir import RunFolder
@@ -18,19 +19,27 @@ from outeffhop.metrics import task_of
 from outeffhop.models import presets
 from outeffhop.models.remote_code import refuse_code
 
-__all__ = ["new_config", "paper_steps", "resolve"]
+__all__ = ["counts_epochs", "in_steps", "new_config", "paper_length", "resolve"]
 
 # preset → the task it learns
 _TASK_OF = {"bert": "mlm", "opt": "clm", "vit": "classification", "stanhop": "forecasting"}
 # task → the preset whose recipe a new model of another architecture gets
 _LIKE = {task: model for model, task in _TASK_OF.items()} | {"seq2seq": "opt", "embedding": "bert"}
 
-_TEXT = dict(optimizer="adamw", clip_norm=1.0, min_lr=0.0, patience=0)
+_TEXT = dict(optimizer="adamw", clip_norm=1.0, min_lr=0.0, patience=0, keep_best=False)
 _BERT = dict(_TEXT, weight_decay=0.01, betas=(0.9, 0.999), schedule="linear")
 _OPT = dict(_TEXT, weight_decay=0.1, betas=(0.9, 0.95), schedule="linear")
 _VIT = dict(
-    optimizer="adamw", weight_decay=0.03, betas=(0.9, 0.999), schedule="cosine", min_lr=1e-5, clip_norm=0.0, patience=0
+    optimizer="adamw",
+    weight_decay=0.03,
+    betas=(0.9, 0.999),
+    schedule="cosine",
+    min_lr=1e-5,
+    clip_norm=0.0,
+    patience=0,
+    keep_best=False,
 )
+# the authors' script evaluates every epoch on the whole validation set, and forecasts with the best epoch's weights
 _STANHOP = dict(
     optimizer="adam",
     weight_decay=0.0,
@@ -40,6 +49,11 @@ _STANHOP = dict(
     clip_norm=5.0,
     min_lr=0.0,
     patience=5,
+    keep_best=True,
+    eval_steps="epoch",
+    log_steps=10,
+    save_steps="epoch",
+    outlier_steps="epoch",
 )
 _RARE = dict(eval_steps=1000, log_steps=50, save_steps=1000, outlier_steps=1000)
 _OFTEN = dict(eval_steps=200, log_steps=10, save_steps=200, outlier_steps=200)
@@ -57,10 +71,10 @@ _RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     ("vit", "small"): dict(_VIT, lr=1e-3, batch_size=256, max_steps=8000, warmup_steps=500, **_RARE),
     # 150 epochs of ImageNet-1k in batches of 512 × 2 × 5, 10 of them warm-up
     ("vit", "paper"): dict(_VIT, lr=1e-3, batch_size=5120, max_steps=37_500, warmup_steps=2500, **_RARE),
-    ("stanhop", "tiny"): dict(_STANHOP, lr=1e-3, batch_size=32, max_steps=1000, **_OFTEN),
-    ("stanhop", "small"): dict(_STANHOP, lr=1e-3, batch_size=128, max_steps=4000, **_OFTEN),
-    # at most 100 epochs of ETTh1; patience ends it long before
-    ("stanhop", "paper"): dict(_STANHOP, lr=1e-4, batch_size=128, max_steps=6600, **_OFTEN),
+    ("stanhop", "tiny"): dict(_STANHOP, lr=1e-3, batch_size=32, max_steps=1000),
+    ("stanhop", "small"): dict(_STANHOP, lr=1e-3, batch_size=128, epochs=20),
+    # patience ends it long before
+    ("stanhop", "paper"): dict(_STANHOP, lr=1e-4, batch_size=128, epochs=100),
 }
 
 # a checkpoint is fine-tuned, whatever its size
@@ -72,13 +86,15 @@ _TUNING: dict[str, dict[str, Any]] = {
     # dropout and decay would pull it away from its teacher
     "embedding": dict(_TUNED, weight_decay=0.0),
     "classification": dict(_VIT, lr=1e-4, min_lr=0.0, batch_size=64, max_steps=1000, warmup_steps=50, **_OFTEN),
-    "forecasting": dict(_STANHOP, lr=1e-4, batch_size=32, max_steps=1000, **_OFTEN),
+    "forecasting": dict(_STANHOP, lr=1e-4, batch_size=32, max_steps=1000),
 }
 
 _DEFAULT = "opt"  # the preset that is trained if nothing is named
 
+_PERIODS = ("eval_steps", "save_steps", "outlier_steps")  # in steps, or "epoch"
 _AT_LEAST_ONE = (
     "max_steps",
+    "epochs",
     "batch_size",
     "accumulate",
     "eval_steps",
@@ -92,7 +108,7 @@ _AT_LEAST_ONE = (
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Fills in every open field from the recipe, and checks all of them."""
+    """Fills in every open field from the recipe, and checks all of them. Epochs stay epochs until ``in_steps``."""
     config = from_dict(to_dict(config))  # a config made in Python is held to the same types as a file
     if not config.data:
         raise ValueError("data is missing: a spec such as builtin:text, or a path (`outeffhop data` lists them)")
@@ -105,11 +121,39 @@ def resolve(config: RunConfig) -> RunConfig:
     sizes = _model_config(config)
     task = _task(config, sizes)
     config = dataclasses.replace(config, task=task, model=_model_name(config, sizes), teacher=_teacher(config, task))
-    train = _filled(config.train, _recipe(config))
-    anneal = 0 if config.init is None else (train.max_steps or 0) // 3
-    train = _filled(train, {"anneal_steps": anneal})
+    train = _filled(config.train, _length(config.train, _recipe(config)))
+    if config.init is None:
+        train = _filled(train, {"anneal_steps": 0})
+    elif train.max_steps is not None:
+        train = _filled(train, {"anneal_steps": train.max_steps // 3})
     _check_train(train)
     return dataclasses.replace(config, method=method, train=train, samples=_samples(config, sizes))
+
+
+def _length(given: TrainConfig, recipe: dict[str, Any]) -> dict[str, Any]:
+    """The recipe, without its own length if the run has one in the other unit."""
+    if given.epochs is not None and given.max_steps is not None:
+        raise ValueError(
+            f"train.epochs={given.epochs} and train.max_steps={given.max_steps} both give a length: leave one out"
+        )
+    other = "max_steps" if given.epochs is not None else "epochs" if given.max_steps is not None else None
+    return {name: value for name, value in recipe.items() if name != other}
+
+
+def counts_epochs(train: TrainConfig) -> bool:
+    """Whether a resolved config has a field that counts in epochs, so that its steps depend on the data."""
+    return train.epochs is not None or any(getattr(train, name) == "epoch" for name in _PERIODS)
+
+
+def in_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
+    """The resolved config with steps where it has epochs of its data."""
+    train = config.train
+    epoch = max(len(prepared.train) // (train.batch_size or 1), 1)
+    if train.epochs is not None:
+        steps = train.epochs * epoch
+        train = _filled(dataclasses.replace(train, max_steps=steps, epochs=None), {"anneal_steps": steps // 3})
+    periods: dict[str, Any] = {name: epoch for name in _PERIODS if getattr(train, name) == "epoch"}
+    return dataclasses.replace(config, train=dataclasses.replace(train, **periods))
 
 
 def _recipe(config: RunConfig) -> dict[str, Any]:
@@ -148,9 +192,10 @@ def _teacher(config: RunConfig, task: str) -> str | None:
     return config.init  # it is its own teacher
 
 
-def paper_steps(model: str) -> int:
-    """The most steps that the paper's recipe of a model takes."""
-    return int(_RECIPES[model, "paper"]["max_steps"])
+def paper_length(model: str) -> str:
+    """How long the paper's recipe of a model trains at most, as text."""
+    recipe = _RECIPES[model, "paper"]
+    return f"{recipe['max_steps']:,} steps" if "max_steps" in recipe else f"{recipe['epochs']} epochs"
 
 
 def _checkpoint(name: str, given: str | None) -> str | None:
@@ -246,12 +291,12 @@ def _filled(given: Any, recipe: dict[str, Any]) -> Any:
 def _check_train(train: TrainConfig) -> None:
     for name in _AT_LEAST_ONE:
         value = getattr(train, name)
-        if value is not None and value < 1:
+        if value not in (None, "epoch") and value < 1:
             raise ValueError(f"train.{name}={value}: must be at least 1")
     not_negative = ("lr", "weight_decay", "clip_norm", "penalty", "warmup_steps", "patience", "outlier_steps", "min_lr")
     for name in (*not_negative, "workers", "anneal_steps", "weight_bound"):
         value = getattr(train, name)
-        if value is not None and not 0 <= value < float("inf"):
+        if value not in (None, "epoch") and not 0 <= value < float("inf"):
             raise ValueError(f"train.{name}={value}: must be finite and not negative")
     if train.lr and train.schedule != "halving" and (train.min_lr or 0.0) > train.lr:
         raise ValueError(

@@ -27,13 +27,14 @@ from outeffhop._io import read_json, write_whole
 from outeffhop._naming import require
 from outeffhop.lab.data import Prepared, prepare
 from outeffhop.lab.data.image_settings import image_fields
-from outeffhop.lab.training.callbacks import Interrupt, Journal, Patience
+from outeffhop.lab.training.callbacks import Interrupt, Journal, KeepBest, Patience
 from outeffhop.lab.training.card import CARD, model_card
 from outeffhop.lab.training.checks import check_run, chosen_tensors
+from outeffhop.lab.training.chief_metric import CHIEF_METRICS
 from outeffhop.lab.training.config import RunConfig, TrainConfig, to_dict
 from outeffhop.lab.training.imitation import without_dropout
 from outeffhop.lab.training.processes import roll_call
-from outeffhop.lab.training.recipes import resolve
+from outeffhop.lab.training.recipes import counts_epochs, in_steps, resolve
 from outeffhop.lab.training.rundir import RunFolder, step_of
 from outeffhop.lab.training.sharding import shard
 from outeffhop.lab.training.starting_model import first_model, has_tokenizer, load_teacher
@@ -46,12 +47,6 @@ from outeffhop.outliers import OutlierPenalty
 
 __all__ = ["train", "resume", "prepare_data", "Result"]
 
-# task → the metric that patience watches, and whether more of it is better
-_CHIEF = dict.fromkeys(("mlm", "clm", "seq2seq"), ("eval_loss", False)) | {
-    "classification": ("eval_accuracy", True),
-    "forecasting": ("eval_mse", False),
-    "embedding": ("eval_cosine", True),
-}
 _PACKAGES = ("torch", "transformers", "accelerate", "numpy")
 
 
@@ -61,9 +56,10 @@ class Result(JsonReport):
 
     Attributes:
         steps: the number of steps taken.
-        metrics: those of the last evaluation on the validation set.
-        max_inf_norm, avg_kurtosis: outliers of the last model, as the paper measures them.
+        metrics: those of the saved model on the validation set.
+        max_inf_norm, avg_kurtosis: outliers of the saved model, as the paper measures them.
         stopped_early: whether ``train.patience`` evaluations without improvement ended it.
+        best_step: the step whose model was saved; None without ``train.keep_best``, which saves the last one.
     """
 
     steps: int
@@ -71,6 +67,7 @@ class Result(JsonReport):
     max_inf_norm: float
     avg_kurtosis: float
     stopped_early: bool
+    best_step: int | None = None
 
 
 def train(config: RunConfig, *, resume: bool = False, quiet: bool = False) -> Result:
@@ -87,14 +84,18 @@ def train(config: RunConfig, *, resume: bool = False, quiet: bool = False) -> Re
         raise ValueError("out is missing: name the folder of the run")
     folder = RunFolder(config.out)
     fresh = not (folder.exists and resume)
+    if fresh and _rank() == 0:
+        folder.check_new()
+    prepared = None
+    if counts_epochs(config.train):
+        prepared = prepare_data(config)
+        config = in_steps(config, prepared)
     if not fresh:
         _check_same(folder.config(), config)
         if folder.finished:
             return Result.load(folder.path / "result.json")
-    elif _rank() == 0:
-        folder.check_new()
     with folder.locked() if _rank() == 0 else nullcontext():
-        return _run(config, folder, quiet, fresh)
+        return _run(config, folder, quiet, fresh, prepared)
 
 
 def resume(path: str | Path, *, quiet: bool = False) -> Result:
@@ -134,15 +135,22 @@ def _check_version(folder: RunFolder) -> None:
             )
 
 
-def _run(config: RunConfig, folder: RunFolder, quiet: bool, fresh: bool) -> Result:
+def _run(config: RunConfig, folder: RunFolder, quiet: bool, fresh: bool, prepared: Prepared | None = None) -> Result:
     if not fresh:
         _check_version(folder)
     arguments = trainer_arguments(config, folder)
     with roll_call(folder, config.train.timeout):
-        return _trained(config, folder, arguments, quiet, fresh)
+        return _trained(config, folder, arguments, quiet, fresh, prepared)
 
 
-def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quiet: bool, fresh: bool) -> Result:
+def _trained(
+    config: RunConfig,
+    folder: RunFolder,
+    arguments: RunArguments,
+    quiet: bool,
+    fresh: bool,
+    prepared: Prepared | None,
+) -> Result:
     train = config.train
     if arguments.world_size > 1 and (train.batch_size or 1) % (arguments.world_size * train.accumulate):
         raise ValueError(
@@ -152,7 +160,7 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
     if train.fsdp and not dist.is_initialized():
         raise ValueError("train.fsdp=True shards over the processes of torchrun: start the run with torchrun")
     with arguments.main_process_first(desc="data"):
-        prepared = prepare_data(config)
+        prepared = prepared or prepare_data(config)
     set_seed(train.seed)
     model, schedule = first_model(config, prepared)
     check_run(config, model, prepared)
@@ -160,7 +168,10 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
     teacher = load_teacher(config, model, arguments.device)
     if teacher is not None:
         without_dropout(model)
-    last = folder.last_checkpoint()
+    chief = CHIEF_METRICS[prepared.task]
+    # a model that the schedule still moves is not the method's yet; it moves before a step, and evaluation comes after
+    best = KeepBest(chief, 0 if schedule is None else schedule.steps + 1) if train.keep_best else None
+    last = folder.last_checkpoint(None if best is None else best.step_at)
     if schedule is not None and last is not None:  # its weights are loaded into what there was at its last step
         schedule.apply(model, step_of(last) - 1)
     if arguments.process_index == 0:  # all checks have passed: the run begins
@@ -179,11 +190,11 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
         shard(model.to(arguments.device), arguments.device, train.precision)
     tokens = config.samples.length if prepared.tokenizer is not None else None
     journal = Journal(folder, train.batch_size or 1, tokens, quiet)
-    patience = Patience(train.patience, *_CHIEF[prepared.task]) if train.patience else None
+    patience = Patience(train.patience, chief) if train.patience else None
     moving = [part.callback() for part in (schedule, penalty) if part is not None]
     if bounds is not None:
         moving.append(bounds.callback(model))
-    callbacks: list[Any] = [*moving, journal, *([] if patience is None else [patience])]
+    callbacks: list[Any] = [*moving, journal, *(part for part in (patience, best) if part is not None)]
     if train.track == "tensorboard":
         callbacks.append(TensorBoardCallback())
         callbacks[-1].logging_dir = str(folder.path / "track")
@@ -199,6 +210,7 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
             teacher=teacher,
             checkpoint=last,
             over=last is not None and _over(last, train, patience),
+            best=best,
             callbacks=[*callbacks, interrupt],
         )
         try:
@@ -214,8 +226,9 @@ def _trained(config: RunConfig, folder: RunFolder, arguments: RunArguments, quie
     trainer.check_finite()
     if penalty is not None:
         penalty.remove()
+    best_step = trainer.restore_best()
     with folder.writing("the last model"):
-        return _finish(trainer, folder, config)
+        return _finish(trainer, folder, config, best_step)
 
 
 def _over(checkpoint: Path, train: TrainConfig, patience: Patience | None) -> bool:
@@ -224,7 +237,7 @@ def _over(checkpoint: Path, train: TrainConfig, patience: Patience | None) -> bo
     return state.global_step >= (train.max_steps or 0) or (patience is not None and patience.spent(state.log_history))
 
 
-def _finish(trainer: RunTrainer, folder: RunFolder, config: RunConfig) -> Result:
+def _finish(trainer: RunTrainer, folder: RunFolder, config: RunConfig, best_step: int | None) -> Result:
     """Measures and writes the result, and saves the model as a checkpoint of its own."""
     metrics = trainer.evaluate()
     report = trainer.measure_outliers()
@@ -235,6 +248,7 @@ def _finish(trainer: RunTrainer, folder: RunFolder, config: RunConfig) -> Result
         max_inf_norm=report.max_inf_norm,
         avg_kurtosis=report.avg_kurtosis,
         stopped_early=state.global_step < (config.train.max_steps or 0),
+        best_step=best_step,
     )
     weights = model_state(trainer.model)
     if trainer.is_world_process_zero():

@@ -12,7 +12,7 @@ import fcntl
 import json
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from os.path import expanduser
 from pathlib import Path
@@ -103,16 +103,32 @@ class RunFolder:
 
     # checkpoints
 
-    def last_checkpoint(self) -> Path | None:
-        """The newest checkpoint that is whole; None if there is none. Damaged ones are skipped with a warning."""
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"checkpoint-{step}"
+
+    def last_checkpoint(self, best_at: Callable[[Path], int | None] | None = None) -> Path | None:
+        """The newest checkpoint that is whole; None if there is none. Damaged ones are skipped with a warning.
+
+        Args:
+            best_at: the best step when a checkpoint was written; its checkpoint must be whole as well.
+        """
         for path in self._by_step():
             try:
                 check_manifest(path)
+                if best_at is not None:
+                    self._check_best(best_at(path))
             except ValueError as error:
                 warnings.warn(f"{path} is skipped: {error}", stacklevel=2)
             else:
                 return path
         return None
+
+    def _check_best(self, step: int | None) -> None:
+        try:
+            if step is not None:
+                check_manifest(self.checkpoint(step))
+        except ValueError as error:
+            raise ValueError(f"checkpoint-{step}, the best at that step, is missing or damaged: {error}") from None
 
     def side_folder(self, step: int) -> Path:
         """Creates the temporary folder that a checkpoint is written to."""
@@ -121,16 +137,17 @@ class RunFolder:
         side.mkdir(parents=True)
         return side
 
-    def accept(self, side: Path, step: int, keep: int) -> Path:
-        """Turns a temporary folder into the checkpoint of a step, and removes all but the newest ``keep``."""
+    def accept(self, side: Path, step: int, keep: int, best: int | None = None) -> Path:
+        """Turns a temporary folder into the checkpoint of a step; removes all but the newest ``keep`` and the best."""
         write_manifest(side)
-        place = self.checkpoints / f"checkpoint-{step}"
+        place = self.checkpoint(step)
         if place.exists():  # from before a resume: the same step again
             shutil.rmtree(place)
         publish(side, place)
         # later ones are damaged, or the run would have continued from them: they must not replace whole ones
         later = [p for p in self._by_step() if step_of(p) > step]
-        for old in [*later, *self._by_step()[len(later) :][keep:]]:
+        spent = [p for p in self._by_step()[len(later) :][keep:] if step_of(p) != best]
+        for old in [*later, *spent]:
             shutil.rmtree(old, ignore_errors=True)
         return place
 

@@ -22,6 +22,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from outeffhop.lab.data import Prepared, batches
 from outeffhop.lab.training import training_state as kept
+from outeffhop.lab.training.callbacks import KeepBest
 from outeffhop.lab.training.checks import chosen_tensors
 from outeffhop.lab.training.config import TrainConfig
 from outeffhop.lab.training.imitation import Teacher, inputs_of
@@ -53,6 +54,7 @@ class RunTrainer(Trainer):
         teacher: the model to imitate, instead of learning from labels.
         checkpoint: the folder to resume from.
         over: that checkpoint is the run's last one, so no step is left to take.
+        best: keeps the best checkpoint; also one of the callbacks.
         callbacks: of transformers.
     """
 
@@ -73,11 +75,13 @@ class RunTrainer(Trainer):
         teacher: Teacher | None,
         checkpoint: Path | None,
         over: bool,
+        best: KeepBest | None,
         callbacks: list[TrainerCallback],
     ) -> None:
         self.settings, self.prepared, self.folder, self.decay_norms = train, prepared, folder, decay_norms
         self.sampler = EpochSampler(len(prepared.train), train.batch_size or 1, train.seed)
         self.penalty, self.teacher, self.checkpoint, self.over = penalty, teacher, checkpoint, over
+        self.best = best
         self._use_cache = getattr(model.config, "use_cache", None)  # Trainer sets it to False
         self._random_from = checkpoint  # until its random numbers are restored
         self._measured = self._evaluated = -1  # the last steps these were done at
@@ -233,7 +237,8 @@ class RunTrainer(Trainer):
     # metrics
 
     def measure_if_due(self) -> None:
-        step, every = self.state.global_step, self.settings.outlier_steps
+        step = self.state.global_step
+        every: Any = self.settings.outlier_steps  # in_steps has left no epochs
         if every and step % every == 0 and step > self._measured:
             self.measure_outliers()
 
@@ -315,7 +320,8 @@ class RunTrainer(Trainer):
                 self._write(side, weights, optimizer, loss)
             self._wait()
             if main:
-                self.folder.accept(side, step, self.settings.keep)
+                best = None if self.best is None else self.best.step(self.state.log_history)
+                self.folder.accept(side, step, self.settings.keep, best)
         self._wait()
 
     def _write(self, side: Path, weights: Any, optimizer: dict[str, Any], loss: float) -> None:
@@ -364,6 +370,19 @@ class RunTrainer(Trainer):
         self._loss += progress["loss_since_log"]
         self._logged = progress["last_logged"]
         self.state.compute_steps(self.args, self.state.max_steps)  # how often it logs and saves may have changed
+
+    def restore_best(self) -> int | None:
+        """Loads the weights of the best step after training, and returns it; None if the last ones are kept."""
+        if self.best is None:
+            return None
+        self.evaluate()  # the last step counts as well
+        step, last = self.best.step(self.state.log_history), self.state.global_step
+        if step is None or step == last:
+            return last
+        kept.load_model_state(self.model, self.folder.checkpoint(step))
+        self._last_metrics, self._last_report = (-1, {}), (-1, None)  # they are of the last step
+        self._measured = last  # metrics.jsonl has the steps as they were taken: nothing is added to its end
+        return step
 
     def _restore_random(self) -> None:
         """Restores the random numbers once, after the loader has drawn those it drew before the checkpoint."""
