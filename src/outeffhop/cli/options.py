@@ -197,7 +197,7 @@ class Quantize(Checkpoint):
 
     Attributes:
         bits: of weights and activations, 2 to 16, such as W4A8.
-        scheme: everything the paper quantizes, Linear layers only, or a rival.
+        scheme: everything the paper quantizes, in int8 or fp8; Linear layers only; or a rival.
         range: of activations: running (default), minmax (of smoothquant), percentile or mse.
         calibration_batches: batches of training data for each seed.
         seeds: number of calibration draws; mean ± std.
@@ -208,7 +208,7 @@ class Quantize(Checkpoint):
     """
 
     bits: str = "W8A8"
-    scheme: Literal["paper", "linear", "per-token", "smoothquant"] = "paper"
+    scheme: Literal["paper", "linear", "per-token", "smoothquant", "fp8"] = "paper"
     range: Annotated[
         Literal["running", "minmax", "percentile", "mse"] | None,
         arg(metavar="HOW", help_behavior_hint=""),
