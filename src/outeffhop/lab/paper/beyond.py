@@ -14,7 +14,7 @@ from outeffhop.lab.paper import beyond_result, published
 from outeffhop.lab.paper.beyond_result import BITS, ROUNDED, column
 from outeffhop.lab.paper.experiment import Cell, Experiment, Result, Settings, Values, group_by
 from outeffhop.lab.paper.trained_models import measured, quantized
-from outeffhop.lab.paper.training_runs import DATA, finished, needs, run_config, steps_of
+from outeffhop.lab.paper.training_runs import data_of, finished, needs, run_config, steps_of
 
 __all__ = ["EXPERIMENT", "by_method"]
 
@@ -39,7 +39,7 @@ PENALTY = 0.1
 
 
 def cells(settings: Settings) -> list[Cell]:
-    asked = {"steps": steps_of("opt", settings), "data": DATA[settings.scale]["opt"]}
+    asked = {"steps": steps_of("opt", settings), "data": data_of(settings, "opt")}
     found = []
     for seed in range(settings.seeds):  # the first seed of everything first, for a complete table early
         found += [Cell(f"{_slug(method)}-{seed}", {"method": method, "seed": seed, **asked}) for method in METHODS]

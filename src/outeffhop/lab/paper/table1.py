@@ -8,7 +8,7 @@ from outeffhop.lab.paper import beyond, published, table1_result
 from outeffhop.lab.paper.experiment import Cell, Experiment, Result, Settings, Values, chosen, group_by
 from outeffhop.lab.paper.running import found_before
 from outeffhop.lab.paper.trained_models import measured, quantized
-from outeffhop.lab.paper.training_runs import DATA, finished, run_config, steps_of
+from outeffhop.lab.paper.training_runs import data_of, finished, run_config, steps_of
 from outeffhop.lab.paper.training_runs import needs as needed_by
 
 __all__ = ["EXPERIMENT", "by_method", "cells", "needs"]
@@ -21,7 +21,7 @@ def cells(settings: Settings) -> list[Cell]:
         Cell(
             f"{model}-{method}-{seed}",
             {"model": model, "method": method, "seed": seed, "steps": steps_of(model, settings)}
-            | {"data": DATA[settings.scale][model]},
+            | {"data": data_of(settings, model)},
         )
         for seed in range(settings.seeds)  # the first seed of everything first, for a complete table early
         for model in published.NAMES
