@@ -133,7 +133,9 @@ def _joined(
     if len(parts) == 1:
         return parts[0]
     readers = {split: [given[split] for given, _ in parts if split in given] for split in SPLITS}
-    joined = {split: partial(_in_turn, some) for split, some in readers.items() if some}
+    joined: dict[str, Callable[[], Stream]] = {
+        split: partial(_in_turn, some) for split, some in readers.items() if some
+    }
     return joined, hashlib.sha256("+".join(digest for _, digest in parts).encode()).hexdigest()
 
 

@@ -23,8 +23,9 @@ from outeffhop.lab.paper.experiment import (
 from outeffhop.lab.paper.ranking import mean_std
 from outeffhop.lab.paper.trained_models import measured
 from outeffhop.lab.paper.training_runs import finished, folders_of, run_config, seeds_measured, steps_of, steps_said
+from outeffhop.lab.training import RunConfig
 
-__all__ = ["EXPERIMENT", "top_two", "top_two_verdict"]
+__all__ = ["EXPERIMENT", "config_of", "top_two", "top_two_verdict"]
 
 FIELDS = {"mse": "MSE", "mae": "MAE", "kurtosis": "avg kurtosis", "inf_norm": "max inf norm"}
 FILES = {"ETTh1": "ett/ETTh1.csv", "ETTm1": "ett/ETTm1.csv", "WTH": "wth/WTH.csv", "synthetic": "builtin:series"}
@@ -66,11 +67,12 @@ def cells(settings: Settings) -> list[Cell]:
     ]
 
 
-def measure(cell: Cell, settings: Settings) -> Values:
+def config_of(cell: Cell, settings: Settings) -> RunConfig:
+    """The run of a cell."""
     asked = cell.values
     lengths = {name: asked[name] for name in ("in_len", "out_len")}
     batch = {"batch_size": 64} if settings.scale == "paper" and asked["data"] != "ETTh1" else {}
-    config = run_config(
+    return run_config(
         settings,
         "stanhop",
         asked["method"],
@@ -82,6 +84,10 @@ def measure(cell: Cell, settings: Settings) -> Values:
         changes={**lengths, "seg_len": asked["seg_len"]},
         samples=lengths,
     )
+
+
+def measure(cell: Cell, settings: Settings) -> Values:
+    config = config_of(cell, settings)
     finished(config, settings)
     return measured(config, settings, "test")
 

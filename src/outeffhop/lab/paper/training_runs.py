@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from outeffhop.lab.paper.experiment import Settings
+from outeffhop.lab.paper.running import is_first
 from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
 from outeffhop.lab.training.recipes import resolve
 from outeffhop.models import presets
@@ -23,7 +24,6 @@ __all__ = [
     "data_of",
     "finished",
     "folders_of",
-    "is_first",
     "needs",
     "precision_of",
     "processes",
@@ -226,8 +226,3 @@ def finished(config: RunConfig, settings: Settings, quiet: bool = True) -> RunFo
     if is_first():
         shutil.rmtree(folder.checkpoints, ignore_errors=True)  # no longer needed, and as large as three models
     return folder
-
-
-def is_first() -> bool:
-    """Whether this is the process of torchrun that writes, or the only one."""
-    return int(os.environ.get("RANK", "0")) == 0
