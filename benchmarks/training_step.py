@@ -101,7 +101,11 @@ def step(model: str, name: str, length: int, batch: int, arguments: argparse.Nam
     device = arguments.device
     torch.manual_seed(0)
     # dropout is off: with it, PyTorch chooses other kernels, for sdpa and for ours
-    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0} if model == "bert" else {}
+    off = (
+        {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        if model in ("bert", "vit")
+        else {"dropout": 0.0}
+    )
     if name == BASE:
         settings = presets.config(model, arguments.size, **off)
         net = presets.MODELS[model].auto_class.from_config(settings, attn_implementation=BASE)

@@ -65,6 +65,13 @@ def test_json_of_other_schemes(folder, scheme, capsys):
     assert report.placement == "linear"
 
 
+def test_8_bit_floating_point(folder, capsys):
+    assert quantize(folder, "opt", *QUICK, "--scheme", "fp8", "--json") == 0
+    report = QuantizationReport.from_json(capsys.readouterr().out)
+    assert (report.scheme, report.placement) == ("W8A8 fp8", "paper")
+    assert report.quantized["perplexity"][0] == pytest.approx(report.full["perplexity"], rel=0.5)
+
+
 def test_ranges_by_percentile(folder, capsys):
     found = {}
     for how in ("running", "percentile"):
@@ -100,6 +107,8 @@ def test_images(folder, capsys):
         ("opt", ("--bits", "W8"), "scheme='W8 paper'"),
         ("opt", ("--bits", "W1A8"), "bits=1"),
         ("opt", ("--scheme", "smoothquant", "--range", "percentile"), "activation_range='minmax'"),
+        ("opt", ("--scheme", "fp8", "--bits", "W4A8"), "bits=4: fp8 has 8 bits"),
+        ("opt", ("--scheme", "fp8", "--int8"), "scheme='W8A8 fp8' with int8"),
         ("opt", ("--seeds", "0"), "seeds=0"),
         ("opt", ("--batch-size", "0"), "batch-size=0"),
         ("opt", ("--device", "nowhere"), "device='nowhere'"),
@@ -181,6 +190,7 @@ def test_a_table_of_what_was_saved(folder, tmp_path, capsys):
         ("plain", (), "--scheme linear"),
         ("nothing", (), "--scheme linear"),  # said before the checkpoint is read
         ("plain", ("--scheme", "smoothquant"), "scheme='W8A8 smoothquant'"),
+        ("plain", ("--scheme", "fp8"), "scheme='W8A8 fp8'"),
         ("plain", ("--scheme", "per-token"), "fc1 takes inputs of 2 dimensions"),
         ("plain", ("--scheme", "linear", "--bits", "W6A6"), "bits='W6A6'"),
         ("plain", ("--scheme", "linear", "--fold-layernorm"), "--fold-layernorm"),

@@ -1,6 +1,8 @@
 """``outeffhop reproduce``: what it lists, prints, writes and refuses."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -67,6 +69,8 @@ def test_what_is_not_measured_is_left_empty(capsys):
         (["all", "--scale", "small"], "needs the folder"),
         (["all", "--quick", "--only", "opt-*"], "only='opt-*': matches no cell of table2"),
         (["energy", "--device", "banana"], "device='banana'"),
+        (["enrgy", "--dry-run"], "name='enrgy' is unknown; did you mean 'energy'"),
+        (["energy", "--dry-run", "--seeds", "0"], "seeds=0"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_written(arguments, says, tmp_path, capsys):
@@ -74,3 +78,65 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(arguments, sa
     assert main(["reproduce", *arguments, "--out", str(tmp_path / "results"), *device]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dry_run_needs_neither_data_nor_a_gpu(name, tmp_path, capsys):
+    arguments = ["reproduce", name, "--scale", "paper", "--dry-run", "--out", str(tmp_path / "results")]
+    assert main([*arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["experiment"] for row in rows} == {name}
+    assert rows[0].keys() == {"experiment", "part", "setting", "ours", "paper", "source", "note"}
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert f"{find(name).of} ({name})" in out
+    assert all(row["setting"] in out for row in rows)
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_dry_run_shows_what_was_asked_for(capsys):
+    command = ["reproduce", "table1", "--scale", "paper", "--dry-run", "--json", "--only", "opt-*", "--seeds", "5"]
+    assert main([*command, "--text", "hub:mine", "--tokenizer", "my/tokenizer"]) == 0
+    rows = {row["setting"]: row for row in json.loads(capsys.readouterr().out)}
+    assert {row["part"] for row in rows.values()} == {"opt"}
+    assert (rows["data"]["ours"], rows["tokenizer"]["ours"], rows["repeats"]["ours"]) == ("hub:mine", "my/tokenizer", 5)
+    assert all(rows[name]["note"] == "differs" for name in ("data", "tokenizer", "repeats"))
+
+
+def test_ten_repeats_are_the_default_where_the_paper_has_them(capsys):
+    for scale, count in (("paper", 10), ("small", 3)):
+        assert main(["reproduce", "table2", "--scale", scale, "--dry-run", "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [row["ours"] for row in rows if row["setting"] == "repeats"] == [count]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), [(["cost"], "name='cost' measures time"), (["energy", "--workers", "2"], "workers=2")]
+)
+def test_what_torchrun_cannot_do(arguments, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["reproduce", *arguments, "--out", str(tmp_path / "results"), "--device", "cpu"]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.timeout(300)
+def test_processes_of_torchrun_measure_a_cell_together(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "outeffhop",
+    ]
+    command += ["reproduce", "table1", "--quick", "--only", "opt-vanilla-0", "--device", "cpu", "--out", str(tmp_path)]
+    ended = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)[0]["cells"] == ["opt-vanilla-0"]  # printed once
+    run = tmp_path / "table1" / "runs" / "tiny-quick-opt-vanilla-4steps-seed0"
+    assert json.loads((run / "env.json").read_text())["processes"] == 2
+    assert not (run / "checkpoints").exists()
+    assert json.loads((tmp_path / "table1.json").read_text())["cells"].keys() == {"opt-vanilla-0"}

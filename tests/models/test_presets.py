@@ -89,7 +89,8 @@ def test_vit_has_the_papers_size():
 def test_the_papers_parameters_are_asked_for():
     assert str(presets.paper_method("opt", "clipped")) == "clipped(alpha=12)"
     assert str(presets.paper_method("stanhop", "clipped")) == "clipped(gamma=-0.1, zeta=1.1)"
-    assert str(presets.paper_method("bert", "gated")) == "gated(predictor=mlp)"
+    assert str(presets.paper_method("bert", "gated")) == "gated(predictor=mlp, init=0.5)"
+    assert str(presets.paper_method("bert", "gated", "small")) == "gated(predictor=mlp)"
     assert str(presets.paper_method("opt", "clipped(gamma=-0.1)")) == "clipped(gamma=-0.1)"
     assert str(presets.paper_method("vit", "outeffhop")) == "outeffhop"
 

@@ -219,6 +219,8 @@ def test_plain_softmax_of_this_package_is_saved_as_transformers_own(tmp_path):
     [
         ("W8A8 paper", "--scheme linear"),
         ("smoothquant", "factors.*linear or per-token"),
+        ("fp8", "scheme='W8A8 fp8' is 8-bit floating point"),
+        (replace(Scheme.parse("fp8"), placement="linear"), "scheme='W8A8 fp8' is 8-bit floating point"),
         ("W6A8 linear", "bits='W6A8'"),
         ("W8A4 linear", "bits='W8A4'"),
         (replace(Scheme.parse("linear"), weights=Scheme.parse("linear").activations), "symmetric weights"),

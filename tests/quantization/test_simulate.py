@@ -39,7 +39,7 @@ def test_other_architectures_at_sixteen_bits(name):
     assert decibels(truth, output(quantize(model, [batch], "W16A16"), batch)) > 60.0
 
 
-@pytest.mark.parametrize("scheme", ["paper", "linear", "per-token", "smoothquant"])
+@pytest.mark.parametrize("scheme", ["paper", "linear", "per-token", "smoothquant", "fp8"])
 @pytest.mark.parametrize("name", EVERY)
 def test_calibration_runs_in_floating_point(name, scheme):
     model = build(name, "outeffhop")
@@ -325,6 +325,8 @@ def test_measuring_finds_the_error_of_each_quantizer():
         ("per-token", "W8A8 per-token", "linear"),
         ("W6A6 smoothquant", "W6A6 smoothquant", "linear"),
         ("linear W4A16", "W4A16 linear", "linear"),
+        ("fp8", "W8A8 fp8", "paper"),
+        ("W8A8KV8 fp8", "W8A8KV8 fp8", "paper"),
     ],
 )
 def test_schemes_by_name(text, expected, placement):
@@ -342,6 +344,8 @@ def test_schemes_by_name(text, expected, placement):
         ("W1A8", "bits=1"),
         ("W8 paper", "scheme='W8 paper'"),
         ("paper linear", "scheme='paper linear'"),
+        ("W4A8 fp8", "bits=4: fp8 has 8 bits"),
+        ("W8A8KV4 fp8", "bits=4: fp8 has 8 bits"),
     ],
 )
 def test_unknown_schemes_are_refused(text, match):
@@ -354,7 +358,7 @@ def test_smoothquant_does_not_go_with_the_papers_placement():
         replace(Scheme.parse("smoothquant"), placement="paper")
 
 
-@pytest.mark.parametrize("scheme", ["paper", "linear", "per-token", "smoothquant"])
+@pytest.mark.parametrize("scheme", ["paper", "linear", "per-token", "smoothquant", "fp8"])
 def test_nan_is_not_rounded_away(scheme):
     batch = inputs("vit")
     quantized = quantize(build("vit"), [batch], scheme=scheme)
@@ -365,7 +369,7 @@ def test_nan_is_not_rounded_away(scheme):
     assert torch.equal(found[1:], truth[1:])
 
 
-@pytest.mark.parametrize("scheme", ["paper", "per-token"])
+@pytest.mark.parametrize("scheme", ["paper", "per-token", "fp8"])
 def test_gradients_reach_the_input(scheme):
     quantized = quantize(build("opt"), [inputs("opt")], scheme=scheme)
     embedded = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)

@@ -197,7 +197,7 @@ class Quantize(Checkpoint):
 
     Attributes:
         bits: of weights and activations, 2 to 16, such as W4A8; W8A8KV8 also rounds the KV cache.
-        scheme: everything the paper quantizes, Linear layers only, or a rival.
+        scheme: all that the paper quantizes, Linear layers, or a rival.
         range: of activations: running (default), minmax (of smoothquant), percentile or mse.
         calibration_batches: batches of training data for each seed.
         seeds: number of calibration draws; mean ± std.
@@ -208,7 +208,7 @@ class Quantize(Checkpoint):
     """
 
     bits: str = "W8A8"
-    scheme: Literal["paper", "linear", "per-token", "smoothquant"] = "paper"
+    scheme: Literal["paper", "linear", "per-token", "smoothquant", "fp8"] = "paper"
     range: Annotated[
         Literal["running", "minmax", "percentile", "mse"] | None,
         arg(metavar="HOW", help_behavior_hint=""),
@@ -289,25 +289,31 @@ class Reproduce:
     Attributes:
         name: an experiment, or all; by default, list the experiments.
         scale: tiny takes two CPU cores, small one GPU, paper what the paper used.
-        seeds: number of seeds; the memory experiments, except at tiny scale, and table2 at the paper's have ten.
+        seeds: number of seeds, 3 or at paper scale the paper's; ten in memory experiments, except at tiny scale.
         out: folder for results, figures and report.html; cells measured there earlier are kept.
         data: folder with the public data sets (prose/, cifar10/, mnist/, ett/, wth/, mil/); not needed at tiny scale.
+        text: what BERT and OPT learn from instead of a folder in data, such as hub:NAME.
+        tokenizer: of BERT and OPT: a folder, hub:NAME or trained; at paper scale their own.
         workers: cells measured at the same time.
         device: cuda if available, otherwise cpu.
         quick: cut down to seconds, to see that it runs; the numbers mean nothing.
         only: measure only these cells, such as --only 'opt-*' 'bert-vanilla-0', combined with cells measured earlier.
+        dry_run: print each setting beside the paper's, and measure nothing.
         json: print JSON instead of tables.
     """
 
     name: Annotated[str | None, Positional, arg(metavar="[NAME|all]", help_behavior_hint="")] = None
     scale: Literal["tiny", "small", "paper"] = "tiny"
-    seeds: int = 3
+    seeds: _Count = None
     out: Path = Path("results")
     data: _Out = None
+    text: _Text = None
+    tokenizer: _Text = None
     workers: int = 1
     device: _Text = None
     quick: _Flag = False
     only: tuple[str, ...] = ()
+    dry_run: _Flag = False
     json: _Flag = False
 
 

@@ -107,6 +107,10 @@ def _check_int8(out: Path | None, scheme: Scheme) -> None:
     """What would fail at the end is said first."""
     if scheme.bits != "W8A8":
         raise ValueError(f"bits={scheme.bits!r} with int8: the exported model has 8 bits; leave out one of the two")
+    if scheme.floating:
+        raise ValueError(
+            f"scheme={str(scheme)!r} with int8: the exported model computes in integers; leave out one of the two"
+        )
     if out is None:
         raise ValueError("--int8 writes the exported model: give a folder by --out")
     if (out / _INT8).exists():

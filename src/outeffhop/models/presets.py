@@ -2,8 +2,9 @@
 
     model = presets.build("opt", "tiny", "gated-outeffhop")
 
-A method's name means its defaults. ``paper_method`` gives a method the parameters that the paper's scripts use for a
-model: ``build("opt", "tiny", paper_method("opt", "clipped"))``.
+A method's name means its defaults. ``paper_method`` gives a method the parameters that the authors' scripts use for a
+model: ``build("opt", "tiny", paper_method("opt", "clipped"))``. Size "paper" has their dropout as well; the smaller
+sizes of OPT and STanHop-Net have none.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ SIZES = ("tiny", "small", "paper")
 
 @dataclass(frozen=True)
 class Preset:
-    """A model's config class, its sizes, and the paper's parameters for each method.
+    """A model's config class, its sizes, and the parameters of each method in the authors' scripts.
 
     Attributes:
+        methods: a method's name → the method as the scripts run it.
+        smaller: the same for sizes tiny and small, where it is another one.
         paper_parameters: parameters in millions in the paper's Table 1, plain and gated.
         difference: why our count at size "paper" differs, or how the same count comes about.
     """
@@ -50,6 +53,7 @@ class Preset:
     paper_parameters: tuple[float, float]
     difference: str
     common: dict[str, Any] = field(default_factory=dict)
+    smaller: dict[str, str] = field(default_factory=dict)
 
 
 def _bert(layers: int, width: int, heads: int, vocabulary: int, length: int) -> dict[str, Any]:
@@ -100,12 +104,13 @@ MODELS: dict[str, Preset] = {
         {
             "clipped": "clipped(gamma=-0.025)",
             "clipped-outeffhop": "clipped-outeffhop(gamma=-0.025)",
-            "gated": "gated(predictor=mlp)",
-            "gated-outeffhop": "gated-outeffhop(predictor=mlp)",
+            "gated": "gated(predictor=mlp, init=0.5)",
+            "gated-outeffhop": "gated-outeffhop(predictor=mlp, init=0.5)",
         },
         (108.9, 109.0),
         "the paper does not count the masked-LM head (0.62M: a dense layer, a LayerNorm, the decoder's bias); without "
         "it ours have 108.89M and 109.04M; the gates are the same per-head MLPs 64 → 16 → 1",
+        smaller={"gated": "gated(predictor=mlp)", "gated-outeffhop": "gated-outeffhop(predictor=mlp)"},
     ),
     "opt": Preset(
         OPTConfig,
@@ -113,7 +118,7 @@ MODELS: dict[str, Preset] = {
         {
             "tiny": _opt(4, 128, 4, 1024, 128),
             "small": _opt(6, 512, 8, 8192, 512),
-            "paper": _opt(12, 768, 12, 50272, 512),
+            "paper": {**_opt(12, 768, 12, 50272, 512), "dropout": 0.1},
         },
         {"clipped": "clipped(alpha=12)", "clipped-outeffhop": "clipped-outeffhop(alpha=12)"},
         (124.06, 124.07),
@@ -139,7 +144,7 @@ MODELS: dict[str, Preset] = {
         {
             "tiny": dict(d_model=32, d_ff=64, e_layers=2, in_len=48, out_len=24),
             "small": dict(d_model=64, d_ff=128, e_layers=3),
-            "paper": {},
+            "paper": dict(dropout=0.5),
         },
         {
             "clipped": "clipped(gamma=-0.1, zeta=1.1)",
@@ -174,13 +179,15 @@ def is_field(config: PreTrainedConfig, name: str) -> bool:
     return not name.startswith("_") and not fixed and hasattr(config, name) and not callable(getattr(config, name))
 
 
-def paper_method(model: str, name: str) -> Method:
-    """A method with the parameters of the paper's scripts for this model, such as ``clipped`` with α = 12 for OPT.
+def paper_method(model: str, name: str, size: str = "paper") -> Method:
+    """A method with the parameters of the authors' scripts for this model, such as ``clipped`` with α = 12 for OPT.
 
-    A method that the scripts leave at its defaults, or that is written with parameters, is used as written.
+    A method that the scripts leave at its defaults, or that is written with parameters, is used as written. BERT's
+    gates open at 0.5 in the scripts and in size "paper", and at 0.25 in the smaller sizes.
     """
     preset = MODELS[known("model", model, MODELS)]
-    return Method.parse(preset.methods.get(name, name))
+    smaller = {} if known("size", size, SIZES) == "paper" else preset.smaller
+    return Method.parse({**preset.methods, **smaller}.get(name, name))
 
 
 def build(model: str, size: str = "tiny", method: str | Method = "outeffhop", **changes: Any) -> PreTrainedModel:

@@ -89,6 +89,11 @@ def save_compressed(
 def check_scheme(scheme: Scheme) -> None:
     """Raises an error if the format has no place for what the scheme quantizes, or its package is not installed."""
     require("compressed_tensors", "deploy")
+    if scheme.floating:
+        raise ValueError(
+            f"scheme={str(scheme)!r} is 8-bit floating point, and a checkpoint is saved in integers: "
+            "use the scheme linear or per-token (--scheme linear)"
+        )
     if scheme.placement != "linear":
         raise ValueError(
             f"scheme={str(scheme)!r} also quantizes sums, norms and attention, which a saved checkpoint cannot hold: "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 
 import torch
 from torch import nn
@@ -39,7 +39,8 @@ def evaluate(
         model: in floating point; it is run in eval mode and left as it was.
         calibration: batches, from which each seed draws ``calibration_batches`` without replacement, or a
             function that returns the batches for a seed.
-        evaluation: batches for the metric, with labels or future values.
+        evaluation: batches for the metric, with labels or future values; read several times, and only copied into a
+            list if it is an iterator.
         metric: the name of a task, or a function of a model and batches; by default the metric of the model's task.
         scheme: "W8A8", "W4A8 per-token", "smoothquant", … or a ``Scheme``.
         seeds: how many (0, 1, …), or which.
@@ -53,8 +54,10 @@ def evaluate(
         raise ValueError(f"seeds={seeds}: must give at least one")
     if calibration_batches < 1:
         raise ValueError(f"calibration_batches={calibration_batches}: must be at least 1")
-    evaluated = list(evaluation)
-    if not evaluated:
+    # a list, or something that can be read several times and may be too large for a list
+    evaluated = list(evaluation) if isinstance(evaluation, Iterator) else evaluation
+    first = next(iter(evaluated), None)
+    if first is None:
         raise ValueError("evaluation holds no batch: a metric needs data")
     if not callable(calibration) and not len(calibration):
         raise ValueError("calibration holds no batch: ranges need data")
@@ -67,7 +70,7 @@ def evaluate(
         # float: a metric may return torch or numpy scalars, which JSON cannot hold
         full = {name: float(value) for name, value in measure(model, evaluated).items()}
         quantized: dict[str, list[float]] = {name: [] for name in full}
-        rounded, folding = fold_layernorm(model, evaluated[0]) if fold else (model, None)
+        rounded, folding = fold_layernorm(model, first) if fold else (model, None)
         for i, seed in enumerate(drawn):
             tell(f"calibration {i + 1} of {len(drawn)}")
             batches = calibration(seed) if callable(calibration) else _draw(calibration, calibration_batches, seed)
@@ -80,7 +83,7 @@ def evaluate(
                 simulation_of(simulated).rest()
             if i == 0:
                 count = len(batches)
-                blamed = _worst(rounded, simulated, evaluated[0])
+                blamed = _worst(rounded, simulated, first)
                 floating = quantization_map(simulated).floating
     return QuantizationReport(
         model=type(model).__name__,
@@ -90,7 +93,7 @@ def evaluate(
         task=task,
         seeds=drawn,
         calibration_batches=count,
-        evaluation_batches=len(evaluated),
+        evaluation_batches=sum(1 for _ in evaluated) if not isinstance(evaluated, Sized) else len(evaluated),
         full=full,
         quantized={name: tuple(values) for name, values in quantized.items()},
         worst=blamed,

@@ -1,6 +1,7 @@
 """Quantization schemes by name: "W8A8" is the paper's; "W4A8 per-token" and "W8A8 smoothquant" are alternatives.
 
-"W8A8KV8" also quantizes keys and values as a KV cache holds them.
+"fp8" rounds what the paper's scheme quantizes to 8-bit floating point. "W8A8KV8" also quantizes keys and values as a KV
+cache holds them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from outeffhop._naming import did_you_mean, known
+from outeffhop.quantization.float8 import Float8
 from outeffhop.quantization.observers import RANGES
 from outeffhop.quantization.quantizers import Uniform
 
@@ -48,7 +50,7 @@ class Scheme:
         known("weight_range", self.weight_range, RANGES)
         known("activation_range", self.activation_range, RANGES)
         if self.kv_bits is not None:
-            Uniform(self.kv_bits)  # checks them
+            replace(self.activations, bits=self.kv_bits)  # checks them
         if self.weights.granularity == "token":
             raise ValueError("weights.granularity='token': weights have no tokens; use 'tensor' or 'channel'")
         if self.activations.granularity == "channel":
@@ -68,6 +70,11 @@ class Scheme:
     def dynamic(self) -> bool:
         """Whether activation ranges are computed as the model runs, without calibration."""
         return self.activations.granularity == "token"
+
+    @property
+    def floating(self) -> bool:
+        """Whether weights or activations are rounded to 8-bit floating point instead of integers."""
+        return isinstance(self.weights, Float8) or isinstance(self.activations, Float8)
 
     @property
     def bits(self) -> str:
@@ -124,5 +131,7 @@ SCHEMES: dict[str, Scheme] = {
     "smoothquant": Scheme(
         "smoothquant", _WEIGHTS, _ACTIVATIONS, activation_range="minmax", placement="linear", alpha=0.5
     ),
+    # where the paper quantizes, in 8-bit floating point
+    "fp8": Scheme("fp8", Float8(), Float8()),
 }
 """The schemes by name: the paper's, and its rivals."""

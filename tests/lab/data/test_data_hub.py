@@ -3,12 +3,15 @@
 import datasets
 import numpy as np
 import pytest
+import transformers
 from PIL import Image
 
 from outeffhop.lab.data import prepare
 from outeffhop.lab.data.corpus import load_text, pieces
 from outeffhop.lab.data.hub import load
+from outeffhop.lab.data.preparing import kind_of
 from outeffhop.lab.data.specs import parse
+from outeffhop.lab.data.tokenizer import load_tokenizer, train_tokenizer
 
 
 @pytest.fixture
@@ -121,3 +124,43 @@ def test_without_a_network(monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"'hub:nobody/nothing' could not be loaded from the hub.*give its path"):
         prepare("hub:nobody/nothing", "clm")
+
+
+def test_joined_texts_have_every_split_of_those_that_have_it(hub):
+    hub["books", None] = {"train": rows(["one\n", "two\n"])}
+    hub["wiki", "en"] = {split: rows([f"{split}\nof wiki"]) for split in ("train", "validation", "test")}
+    corpus = load_text(parse("hub:books+wiki/en"))
+    found = {split: list(pieces(corpus.splits[split]())) for split in corpus.splits}
+    assert found["train"] == [("one\ntwo", True), ("train\nof wiki", True)]
+    assert found["validation"] == [("validation\nof wiki", True)]
+    assert kind_of(parse("hub:books+wiki/en")) == "text"
+    assert corpus.digest != load_text(parse("hub:wiki/en")).digest
+
+
+@pytest.mark.parametrize("spec", ["hub:books+", "hub:+books", "hub:a++b"])
+def test_a_join_without_a_name_is_refused(spec):
+    with pytest.raises(ValueError, match="does not name a dataset"):
+        parse(spec)
+
+
+def test_only_text_is_joined(hub):
+    hub["books", None] = {"train": rows(["one\n"])}
+    dates = {"date": ["2020-01-01", "2020-01-02"], "load": [1.0, 2.0]}
+    hub["numbers", None] = {"train": datasets.Dataset.from_dict(dates)}
+    with pytest.raises(ValueError, match="only text can be joined"):
+        kind_of(parse("hub:books+numbers"))
+
+
+def test_a_tokenizer_of_the_hub(monkeypatch):
+    trained = train_tokenizer(iter(["some text, and some more"]), 300)
+
+    def from_pretrained(name, **options):
+        assert options == {"trust_remote_code": False}
+        if name != "owner/known":
+            raise OSError(f"{name} is not a model")
+        return trained
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
+    assert load_tokenizer("hub:owner/known") is trained
+    with pytest.raises(ValueError, match=r"tokenizer='hub:unknown' could not be loaded from the hub"):
+        load_tokenizer("hub:unknown")

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ def load_text(spec: Spec) -> Corpus:
         given = {"train": lambda: _of_documents(documents)}
         digest = hashlib.sha256("\0".join(documents).encode()).hexdigest()
     elif spec.where == "hub":
-        given, digest = _of_hub(hub.load(spec))
+        given, digest = _joined([_of_hub(hub.load(part)) for part in spec.parts])
     else:
         given, digest = _of_path(spec.path)
     if "train" not in given:
@@ -123,6 +124,24 @@ def _of_hub(found: dict[str, Dataset]) -> tuple[dict[str, Callable[[], Stream]],
     given = {split: _rows_reader(found[split]) for split in SPLITS if split in found}
     prints = [str(rows._fingerprint) for split, rows in sorted(found.items()) if split in given]
     return given, hashlib.sha256("/".join(prints).encode()).hexdigest()
+
+
+def _joined(
+    parts: list[tuple[dict[str, Callable[[], Stream]], str]],
+) -> tuple[dict[str, Callable[[], Stream]], str]:
+    """The text of several sources: each split has that of all of them which have it."""
+    if len(parts) == 1:
+        return parts[0]
+    readers = {split: [given[split] for given, _ in parts if split in given] for split in SPLITS}
+    joined: dict[str, Callable[[], Stream]] = {
+        split: partial(_in_turn, some) for split, some in readers.items() if some
+    }
+    return joined, hashlib.sha256("+".join(digest for _, digest in parts).encode()).hexdigest()
+
+
+def _in_turn(readers: list[Callable[[], Stream]]) -> Stream:
+    for read in readers:
+        yield from read()
 
 
 def _rows_reader(rows: Dataset) -> Callable[[], Stream]:

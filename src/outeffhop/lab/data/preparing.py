@@ -49,9 +49,11 @@ def prepare(
     The seed changes masks and augmentation, but not which samples are in which split.
 
     Args:
-        spec: ``builtin:text``, ``builtin:images``, ``builtin:series``; a path; or ``hub:NAME[/CONFIG]``.
+        spec: ``builtin:text``, ``builtin:images``, ``builtin:series``; a path; or ``hub:NAME[/CONFIG]``. Text of the
+            hub can be joined, as in ``hub:A+B``.
         task: mlm, clm, seq2seq, classification, forecasting; or embedding, text or images without labels.
-        tokenizer: text: a tokenizer or the folder of one; None trains a byte-level BPE on the training split.
+        tokenizer: text: a tokenizer, the folder of one or ``hub:NAME``; None trains a byte-level BPE on the
+            training split.
         vocab_size: text: of the trained tokenizer; 1024 for builtin text, else 8192.
         length: text: tokens per block, including the special ones around it; seq2seq: half of them are the source's.
         mask_probability: mlm: share of the tokens to predict.
@@ -108,6 +110,8 @@ def kind_of(spec: Spec, wanted: Sequence[str] = ()) -> str:
     if spec.where == "builtin":
         return spec.name
     if spec.where == "hub":
-        found = hub.load(spec)
-        return hub.kind_of_rows(spec, next(iter(found.values())))
+        kinds = [hub.kind_of_rows(part, next(iter(hub.load(part).values()))) for part in spec.parts]
+        if len(kinds) > 1 and set(kinds) != {"text"}:
+            raise ValueError(f"data spec {spec.text!r} joins {', '.join(kinds)}: only text can be joined by +")
+        return kinds[0]
     return kind_of_path(spec.path, wanted, spec.text)

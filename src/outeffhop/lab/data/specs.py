@@ -1,4 +1,7 @@
-"""Specs, the strings that name data: ``builtin:text``, a path, or ``hub:NAME[/CONFIG]``."""
+"""Specs, the strings that name data: ``builtin:text``, a path, or ``hub:NAME[/CONFIG]``.
+
+``hub:A+B`` joins datasets of text: each split is the text of all of them that have it.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,13 @@ class Spec:
     name: str
 
     @property
+    def parts(self) -> list[Spec]:
+        """The datasets of the hub that ``+`` joins; the spec itself if there is one."""
+        if self.where != "hub" or "+" not in self.name:
+            return [self]
+        return [Spec(f"hub:{name}", "hub", name) for name in self.name.split("+")]
+
+    @property
     def path(self) -> Path:
         return Path(expanduser(self.name))  # unlike Path.expanduser, keeps ~unknown for the error to name
 
@@ -52,7 +62,7 @@ def parse(spec: str | os.PathLike[str]) -> Spec:
         raise ValueError(f"data spec {spec!r} is empty: give builtin:text, a path, or hub:NAME[/CONFIG]")
     where, colon, name = spec.partition(":")
     if where == "hub" and colon:
-        if not name.strip("/"):
+        if not all(part.strip("/") for part in name.split("+")):
             raise ValueError(f"data spec {spec!r} does not name a dataset: write hub:NAME or hub:NAME/CONFIG")
         return Spec(spec, "hub", name.strip("/"))
     if where == "builtin" and colon:

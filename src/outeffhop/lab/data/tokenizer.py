@@ -1,4 +1,4 @@
-"""Tokenizers: loaded from a local folder, or a byte-level BPE that is trained on the data."""
+"""Tokenizers: loaded from a local folder or the hub, or a byte-level BPE that is trained on the data."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
-    """Loads a tokenizer from a local folder.
+    """Loads a tokenizer from a local folder, or that of a model of the Hugging Face hub (``hub:NAME``).
 
     The folder contains a tokenizer saved by transformers, or only the vocabulary of BERT (vocab.txt), of GPT-2, or of
     RoBERTa and OPT (vocab.json and merges.txt). A vocabulary with <s> is that of RoBERTa and OPT; as in OPT, documents
@@ -83,6 +83,8 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     """
     from outeffhop.models.remote_code import refuse_code
 
+    if str(folder).startswith("hub:"):
+        return _of_hub(str(folder))
     path = Path(expanduser(folder))
     names = {p.name for p in path.iterdir()} if path.is_dir() else set()
     if names & {"tokenizer.json", "tokenizer_config.json"}:
@@ -107,6 +109,23 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
             f"tokenizer={str(path)!r} has {len(found)} tokens, but ids up to {ids_of(found) - 1}: is it damaged?"
         )
     return found
+
+
+def _of_hub(spec: str) -> PreTrainedTokenizerFast:
+    """Also without a network, if it was downloaded before; code from the hub is never run."""
+    from transformers import AutoTokenizer
+
+    try:
+        found: Any = AutoTokenizer.from_pretrained(spec.removeprefix("hub:"), trust_remote_code=False)
+    except Exception as error:  # from no network to an unknown name
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"tokenizer={spec!r} could not be loaded from the hub ({said}): check the name; without a network, "
+            "download its files elsewhere and give their folder"
+        ) from error
+    if getattr(found, "backend_tokenizer", None) is None:
+        raise ValueError(f"tokenizer={spec!r} is a {type(found).__name__}: a fast tokenizer is needed")
+    return found  # type: ignore[no-any-return]
 
 
 def ids_of(tokenizer: PreTrainedTokenizerFast) -> int:

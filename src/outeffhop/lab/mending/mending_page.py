@@ -22,6 +22,7 @@ _SCHEMES = {
     "linear": "W8A8 of Linear layers, static per tensor",
     "per-token": "W8A8 of Linear layers, dynamic per token",
     "smoothquant": "W8A8 of Linear layers, SmoothQuant",
+    "fp8": "W8A8 of everything in 8-bit floating point, static per tensor",
 }
 _WORST = 12
 
@@ -34,8 +35,8 @@ def mending_page(report: MendReport) -> str:
             "What 8 bits cost",
             table(*cost_table(report)),
             "Every row is one way to quantize, simulated; every column one model. The rows below the first are the "
-            "remedies that leave the model as it is: they need dynamic ranges, or leave everything except Linear "
-            "layers in floating point.",
+            "remedies that leave the model as it is: they need dynamic ranges, leave everything except Linear layers "
+            "in floating point, or need a GPU with 8-bit floating point.",
         ),
         Section(
             "Outliers by layer",

@@ -14,9 +14,10 @@ from outeffhop.lab.paper import beyond_result, published
 from outeffhop.lab.paper.beyond_result import BITS, ROUNDED, column
 from outeffhop.lab.paper.experiment import Cell, Experiment, Result, Settings, Values, group_by
 from outeffhop.lab.paper.trained_models import measured, quantized
-from outeffhop.lab.paper.training_runs import DATA, finished, needs, run_config, steps_of
+from outeffhop.lab.paper.training_runs import data_of, finished, needs, run_config, steps_of
+from outeffhop.lab.training import RunConfig
 
-__all__ = ["EXPERIMENT", "by_method"]
+__all__ = ["EXPERIMENT", "by_method", "config_of"]
 
 METHODS = (
     "vanilla",
@@ -39,7 +40,7 @@ PENALTY = 0.1
 
 
 def cells(settings: Settings) -> list[Cell]:
-    asked = {"steps": steps_of("opt", settings), "data": DATA[settings.scale]["opt"]}
+    asked = {"steps": steps_of("opt", settings), "data": data_of(settings, "opt")}
     found = []
     for seed in range(settings.seeds):  # the first seed of everything first, for a complete table early
         found += [Cell(f"{_slug(method)}-{seed}", {"method": method, "seed": seed, **asked}) for method in METHODS]
@@ -54,13 +55,18 @@ def _slug(text: str) -> str:
     return re.sub(r"\W+", "-", text).strip("-")
 
 
-def measure(cell: Cell, settings: Settings) -> Values:
+def config_of(cell: Cell, settings: Settings) -> RunConfig:
+    """The run of a cell."""
     method, penalty = cell.values["method"], cell.values.get("penalty", 0.0)
     options = _slug(f"{method.partition('(')[2]}{' penalty' if penalty else ''}")
     # the runs of the paper's own methods are those of Table 1
     group = EXPERIMENT.name if options else "table1"
     train = {"penalty": penalty} if penalty else {}
-    config = run_config(settings, "opt", method, cell.values["seed"], group=group, name=options, train=train)
+    return run_config(settings, "opt", method, cell.values["seed"], group=group, name=options, train=train)
+
+
+def measure(cell: Cell, settings: Settings) -> Values:
+    config = config_of(cell, settings)
     finished(config, settings)
     rounded = {column(bits, fold): quantized(config, settings, bits, fold=fold)["perplexity"] for bits, fold in ROUNDED}
     return {**measured(config, settings), "rounded": rounded}

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from outeffhop.lab.paper import drawing, published
 from outeffhop.lab.paper import training_runs as trained
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict, group_by
 from outeffhop.lab.paper.ranking import judged, mean_std, surplus
+from outeffhop.lab.training import RunConfig
 
-__all__ = ["EXPERIMENT", "speed_verdict"]
+__all__ = ["EXPERIMENT", "config_of", "speed_verdict"]
 
 METHODS = {"vanilla": "dense", "sparse": "sparse", "outeffhop": "outeffhop"}
 _STEPS = {"small": 780, "paper": 9800}  # of 512 images: 20 epochs of 20,000 images, 100 of all 50,000
 _SIZE = 32
 # a patch of 4 sees what a patch of 32 sees on images enlarged eight times
-_CHANGES = dict(
+_CHANGES: dict[str, Any] = dict(
     hidden_size=published.CONVERGENCE["width"],
     intermediate_size=published.CONVERGENCE["inner"],
     hidden_dropout_prob=published.CONVERGENCE["dropout"],
@@ -26,6 +28,8 @@ _CHANGES = dict(
     num_hidden_layers=6,
     num_attention_heads=8,
 )
+# the paper's patches, and the layers, heads and rate of the authors' scripts
+_PAPER = {**_CHANGES, "patch_size": 32, "image_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
 _MODEL = (
     "the paper's width 512, inner width 1024 and dropout 0.3; 6 layers of 8 heads (the paper does not give them); "
     "patches of 4 on images of 32, which see what its patches of 32 see on images enlarged to 256"
@@ -51,19 +55,26 @@ def cells(settings: Settings) -> list[Cell]:
     ]
 
 
-def measure(cell: Cell, settings: Settings) -> Values:
-    tiny = settings.scale == "tiny"
-    config = trained.run_config(
+def config_of(cell: Cell, settings: Settings) -> RunConfig:
+    """The run of a cell."""
+    tiny, paper = settings.scale == "tiny", settings.scale == "paper"
+    changes = {} if tiny else _PAPER if paper else _CHANGES
+    train = {} if tiny else {**_TRAIN, "schedule": "cosine"} if paper else _TRAIN
+    return trained.run_config(
         settings,
         "vit",
         cell.values["method"],
         cell.values["seed"],
         group="convergence",
         data="builtin:images" if tiny else "cifar10",
-        train={**({} if tiny else _TRAIN), "max_steps": cell.values["steps"]},
-        changes={} if tiny else _CHANGES,
-        samples={} if tiny else {"image_size": _SIZE, "augment": "none", "label_smoothing": 0.0},
+        train={**train, "max_steps": cell.values["steps"]},
+        changes=changes,
+        samples={} if tiny else {"image_size": changes["image_size"], "augment": "none", "label_smoothing": 0.0},
     )
+
+
+def measure(cell: Cell, settings: Settings) -> Values:
+    config = config_of(cell, settings)
     lines = trained.finished(config, settings).metrics()
     return {
         "loss": [(line["step"], line["loss"]) for line in lines if "loss" in line],
@@ -97,7 +108,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         | {"steps": one["accuracy"][-1][0], "batch": one["batch"], "learning rate": one["lr"]}
         | {"precision": one["precision"]}
         | {"layers": "softmax, sparsemax and softmax1, three different normalizers"}
-        | ({} if settings.scale == "tiny" else {"model": _MODEL}),
+        | ({"model": _MODEL} if settings.scale == "small" else {}),
     )
 
 

@@ -47,6 +47,9 @@ class Settings:
         quick: cut down to seconds, to see that it runs; the numbers mean nothing.
         only: patterns of cell keys, such as ``opt-*``: only these cells are measured. The result is drawn from them
             and from cells measured earlier.
+        text: data spec of the text that BERT and OPT are trained on, instead of the folder in ``data``.
+        tokenizer: folder or ``hub:NAME`` of a tokenizer, or a folder with one for each model (bert/, opt/); "trained"
+            trains one on the text. By default that of the paper's model at its scale, and a trained one otherwise.
     """
 
     scale: Scale = "tiny"
@@ -57,6 +60,8 @@ class Settings:
     device: str = "cpu"
     quick: bool = False
     only: tuple[str, ...] = ("*",)
+    text: str | None = None
+    tokenizer: str | None = None
 
 
 @dataclass(frozen=True)

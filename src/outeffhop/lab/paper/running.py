@@ -1,7 +1,8 @@
 """Runs an experiment: measures its cells, keeps each of them, and draws the result from all.
 
 A cell is kept as soon as it is measured, with the machine it was measured on. A killed experiment continues where it
-stopped, several processes can measure cells of one experiment, and a result says where its numbers come from.
+stopped, several processes can measure cells of one experiment, and a result says where its numbers come from. The
+processes of torchrun train a cell together, measure it alike, and the first one writes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from outeffhop._io import to_plain
 from outeffhop.lab.paper.experiment import (
@@ -29,7 +31,7 @@ from outeffhop.lab.paper.experiment import (
 )
 from outeffhop.lab.paper.result_file import KeptCell, ResultFile, add_cell, kept_cells, path_of, write_result
 
-__all__ = ["check", "found_before", "one_thread", "redraw", "run"]
+__all__ = ["check", "found_before", "is_first", "one_thread", "redraw", "run"]
 
 
 def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] = print) -> Result:
@@ -44,20 +46,38 @@ def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] 
         tell(f"{experiment.name}: {len(done)} of {len(cells)} cells were measured earlier")
     for cell, values in _measured(experiment, [cell for cell in asked if cell.key not in done], settings):
         done[cell.key] = KeptCell(cell.values, _machine(settings), values)
-        add_cell(experiment.name, settings, cell.key, done[cell.key])
+        if is_first():
+            add_cell(experiment.name, settings, cell.key, done[cell.key])
         tell(f"{experiment.name}: {cell.key} ({len(done)} of {len(cells)})")
     done = {**_measured_before(experiment, settings), **done}  # other processes may have measured some meanwhile
     # in the order of the cells, whichever was measured first
     found = {cell.key: done[cell.key].found for cell in cells if cell.key in done}
-    result = experiment.conclude(found, settings, settings.out / experiment.name)
+    with _folder(experiment, settings) as folder:
+        result = experiment.conclude(found, settings, folder)
     trial = ", cut down to see that it runs: these numbers mean nothing" if settings.quick else ""
     machines = _machines_said([kept.machine for kept in done.values()])
     conditions = {"scale": settings.scale + trial, **machines, **result.conditions}
     if len(done) < len(cells):
         conditions["cells"] = f"{len(done)} of {len(cells)} are measured"
     result = dataclasses.replace(result, conditions=conditions, cells=tuple(found))
-    write_result(experiment.name, settings, result)
+    if is_first():
+        write_result(experiment.name, settings, result)
     return result
+
+
+def is_first() -> bool:
+    """Whether this is the process of torchrun that writes, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def _folder(experiment: Experiment, settings: Settings) -> Iterator[Path]:
+    """Where figures are drawn; those of other processes than the first are thrown away."""
+    if is_first():
+        yield settings.out / experiment.name
+        return
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def redraw(experiment: Experiment, path: Path, folder: Path) -> None:

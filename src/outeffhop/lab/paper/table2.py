@@ -27,7 +27,7 @@ from outeffhop.lab.training import Result as RunResult
 from outeffhop.lab.training import RunConfig
 from outeffhop.lab.training.recipes import resolve
 
-__all__ = ["EXPERIMENT", "cut", "cut_verdict", "top_two", "top_two_verdict"]
+__all__ = ["EXPERIMENT", "config_of", "cut", "cut_verdict", "top_two", "top_two_verdict"]
 
 FIELDS = {"mse": "MSE", "mae": "MAE", "kurtosis": "avg kurtosis", "inf_norm": "max inf norm"}
 FILES = {"ETTh1": "ett/ETTh1.csv", "ETTm1": "ett/ETTm1.csv", "WTH": "wth/WTH.csv", "synthetic": "builtin:series"}
@@ -51,7 +51,6 @@ WINDOWS = (
 )
 _TINY = (("synthetic", 48, 24, 6, 1e-3), ("synthetic", 48, 48, 6, 1e-3))
 
-_PAPER_REPEATS = 10
 # how the kept cells were measured that have no best step
 _EARLIER = "† by an earlier stopping rule: the last weights, patience in evaluations of 1,024 windows every 22 steps."
 
@@ -63,9 +62,8 @@ def cells(settings: Settings) -> list[Cell]:
     small = settings.scale == "tiny" or settings.quick
     recipe = resolve(RunConfig(model="stanhop", preset=settings.scale, data="any")).train
     length = {"steps": steps_of("stanhop", settings)} if small else {"epochs": recipe.epochs}
-    repeats = _PAPER_REPEATS if settings.scale == "paper" and not settings.quick else settings.seeds
     found = []
-    for seed in range(repeats):  # the first seed of everything first, for a complete table early
+    for seed in range(settings.seeds):  # the first seed of everything first, for a complete table early
         for data, in_len, out_len, seg_len, lr in _TINY if settings.scale == "tiny" else WINDOWS:
             for method in published.FORECASTERS:
                 asked: Values = {"data": data, "in_len": in_len, "out_len": out_len, "seg_len": seg_len}
@@ -75,11 +73,12 @@ def cells(settings: Settings) -> list[Cell]:
     return found
 
 
-def measure(cell: Cell, settings: Settings) -> Values:
+def config_of(cell: Cell, settings: Settings) -> RunConfig:
+    """The run of a cell."""
     asked = cell.values
     lengths = {name: asked[name] for name in ("in_len", "out_len")}
     batch = {"batch_size": 64} if settings.scale == "paper" and asked["data"] != "ETTh1" else {}
-    config = run_config(
+    return run_config(
         settings,
         "stanhop",
         asked["method"],
@@ -91,6 +90,10 @@ def measure(cell: Cell, settings: Settings) -> Values:
         changes={**lengths, "seg_len": asked["seg_len"]},
         samples=lengths,
     )
+
+
+def measure(cell: Cell, settings: Settings) -> Values:
+    config = config_of(cell, settings)
     run = finished(config, settings)
     ended = RunResult.load(run.path / "result.json")
     return {**measured(config, settings, "test"), "best_step": ended.best_step, "patience": config.train.patience}

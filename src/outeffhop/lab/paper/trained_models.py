@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +21,7 @@ from outeffhop.models.checkpoint import load_checkpoint
 from outeffhop.outliers import measure
 from outeffhop.quantization import Scheme, evaluate
 
-__all__ = ["CHIEF", "measured", "quantized"]
+__all__ = ["CHIEF", "calibration_of", "measured", "measured_on", "quantized", "watched_on"]
 
 # the metric that the paper prints for a model: its field, its name, and whether low or high is better
 CHIEF = {
@@ -36,17 +37,20 @@ _TOKENS = 128  # tokens of a sample; fewer batches are enough when samples are l
 
 
 def measured(config: RunConfig, settings: Settings, split: str = "validation") -> Values:
-    """Of a finished run's model: outliers as the paper measures them, metrics, size, and how it was trained."""
+    """Of a finished run's model: outliers as the paper measures them, metrics, size, and how it was trained.
+
+    At the paper's scale, both are measured on the whole split.
+    """
     model, prepared = _opened(config, settings)
-    given = _some(prepared, split, _enough(config, settings))
-    watched = _some(prepared, split, 1 if settings.quick else _WATCHED)
+    given = _some(prepared, split, measured_on(config, settings))
+    watched = _some(prepared, split, watched_on(settings))
     report = measure(model, watched, attention=False)
     return {
         "kurtosis": report.avg_kurtosis,
         "inf_norm": report.max_inf_norm,
         "max_abs": report.max_abs,
         "metrics": metric_for(prepared.task)(model, given),
-        "samples": sum(len(next(iter(batch.values()))) for batch in given),
+        "samples": given.samples,
         "parameters": model_summary(model).parameters,
         "steps": json.loads((RunFolder(config.out).path / "result.json").read_text())["steps"],
         "max_steps": config.train.max_steps,
@@ -68,19 +72,23 @@ def quantized(
     layers first.
     """
     model, prepared = _opened(config, settings)
-    of_opt = config.model == "opt"
-    scheme = Scheme.parse(bits).with_range("percentile" if of_opt else None)
-    count = 1 if settings.quick else 4 if of_opt else 16
-    given = _some(prepared, split, _enough(config, settings))
+    scheme, count, seeds = calibration_of(str(config.model), settings, bits)
+    given = _some(prepared, split, measured_on(config, settings))
     report = evaluate(
         model,
         lambda seed: _drawn(prepared, count, seed),
         given,
         scheme=scheme,
-        seeds=1 if settings.quick else 3,
+        seeds=seeds,
         fold=fold,
     )
     return {name: list(values) for name, values in report.quantized.items()}
+
+
+def calibration_of(model: str, settings: Settings, bits: str = "W8A8") -> tuple[Scheme, int, int]:
+    """The scheme of a model, how many batches of training data it is calibrated on, and how often."""
+    scheme = Scheme.parse(bits).with_range("percentile" if model == "opt" else None)
+    return (scheme, 1, 1) if settings.quick else (scheme, 4 if model == "opt" else 16, 3)
 
 
 def _plain(spec: str, settings: Settings) -> str:
@@ -99,21 +107,40 @@ def _data(model: Any, task: str | None, spec: str, samples: DataConfig, seed: in
     return prepare_data(RunConfig(model=model, task=task, data=spec, samples=samples, train=TrainConfig(seed=seed)))
 
 
-def _enough(config: RunConfig, settings: Settings) -> int:
-    """The number of batches that the metric is measured on."""
+def measured_on(config: RunConfig, settings: Settings) -> int | None:
+    """The number of batches that the metric is measured on; None: all."""
     if settings.quick:
         return 1
+    if settings.scale == "paper":
+        return None
     if config.model == "vit":
         return _IMAGE_BATCHES
     return _MEASURED * _TOKENS // max(config.samples.length or _TOKENS, _TOKENS)
 
 
-def _some(prepared: Prepared, split: str, limit: int) -> list[dict[str, Tensor]]:
+def watched_on(settings: Settings) -> int | None:
+    """The number of batches that outliers are measured on; None: all."""
+    return 1 if settings.quick else None if settings.scale == "paper" else _WATCHED
+
+
+class _Batches(Iterable[dict[str, Tensor]]):
+    """Batches of a split, made whenever they are read: all images of ImageNet's would not fit into memory."""
+
+    def __init__(self, prepared: Prepared, samples: Any) -> None:
+        self.prepared, self.chosen, self.samples = prepared, samples, len(samples)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return iter(batches(self.chosen, self.prepared.eval_collate, _BATCH))
+
+    def __len__(self) -> int:
+        return -(-self.samples // _BATCH)
+
+
+def _some(prepared: Prepared, split: str, limit: int | None) -> _Batches:
     """Batches evenly spread over a split: neighbours in a series or in a book are alike."""
     samples: Any = getattr(prepared, split)
-    count = min(len(samples), limit * _BATCH)
-    chosen = [i * len(samples) // count for i in range(count)]
-    return list(batches(Subset(samples, chosen), prepared.eval_collate, _BATCH))
+    count = len(samples) if limit is None else min(len(samples), limit * _BATCH)
+    return _Batches(prepared, Subset(samples, [i * len(samples) // count for i in range(count)]))
 
 
 def _drawn(prepared: Prepared, count: int, seed: int) -> list[dict[str, Tensor]]:

@@ -11,7 +11,7 @@ from outeffhop.lab.paper import drawing, published, table1
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
 from outeffhop.lab.paper.ranking import judged, mean_std, surplus
 from outeffhop.lab.paper.table1_result import models_of, seeds_said
-from outeffhop.lab.paper.training_runs import finished, run_config
+from outeffhop.lab.paper.training_runs import finished
 from outeffhop.lab.training import RunFolder
 from outeffhop.outliers.outlier_report import place_of
 
@@ -23,8 +23,7 @@ Curves = dict[tuple[str, str], list[Values]]  # (model, method) → a curve of e
 
 def measure(cell: Cell, settings: Settings) -> Values:
     """From the metrics of a run of Table 1."""
-    config = run_config(settings, cell.values["model"], cell.values["method"], cell.values["seed"])
-    return curve_of(finished(config, settings))
+    return curve_of(finished(table1.config_of(cell, settings), settings))
 
 
 def curve_of(folder: RunFolder) -> Values:

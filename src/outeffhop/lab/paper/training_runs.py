@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from outeffhop.lab.paper.experiment import Settings
+from outeffhop.lab.paper.running import is_first
 from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
 from outeffhop.lab.training.recipes import resolve
 from outeffhop.models import presets
@@ -19,10 +21,12 @@ from outeffhop.models import presets
 __all__ = [
     "DATA",
     "SHORT",
+    "data_of",
     "finished",
     "folders_of",
     "needs",
     "precision_of",
+    "processes",
     "run_config",
     "seeds_measured",
     "steps_of",
@@ -33,8 +37,19 @@ __all__ = [
 DATA: dict[str, dict[str, str]] = {
     "tiny": {"bert": "builtin:text", "opt": "builtin:text", "vit": "builtin:images", "stanhop": "builtin:series"},
     "small": {"bert": "prose", "opt": "prose", "vit": "cifar10", "stanhop": "ett/ETTh1.csv"},
-    "paper": {"bert": "prose", "opt": "prose", "vit": "imagenet", "stanhop": "ett/ETTh1.csv"},
+    "paper": {
+        "bert": "bookcorpus+wiki40b",
+        "opt": "bookcorpus+wiki40b",
+        "vit": "imagenet",
+        "stanhop": "ett/ETTh1.csv",
+    },
 }
+# the tokenizers of the paper's models, at its scale; the others train one on the text
+TOKENIZERS = {"bert": "hub:bert-base-uncased", "opt": "hub:facebook/opt-125m"}
+# samples that a GPU of 80 GB takes at once at the paper's scale; larger batches are computed in parts
+_AT_ONCE = {"bert": 256, "opt": 48, "vit": 512, "stanhop": 128}
+# processes that prepare masks and images, which takes about as long as a step at small scale
+_LOADERS = {"small": {"bert": 1, "vit": 1}, "paper": {"bert": 4, "vit": 12}}
 # how runs differ from the recipe, so that two cores can do all of Table 1 at tiny scale, and one GPU at small scale
 SHORT: dict[str, dict[str, dict[str, Any]]] = {
     "tiny": {
@@ -60,13 +75,31 @@ _QUICK = {  # one narrow layer
 }
 
 
+def data_of(settings: Settings, model: str) -> str:
+    """A spec, or a path below ``settings.data``: what the model is trained on."""
+    if model in ("bert", "opt") and settings.text is not None:
+        return settings.text
+    return DATA[settings.scale][model]
+
+
 def needs(settings: Settings, models: Iterable[str]) -> list[str]:
-    """The data folders that these models are trained on."""
-    return folders_of(DATA[settings.scale][model] for model in models)
+    """The data folders that these models are trained on; a text given apart is not one of them."""
+    own = {data_of(settings, model) for model in models} - {settings.text}
+    return folders_of(own)
 
 
 def folders_of(specs: Iterable[str]) -> list[str]:
     return sorted({spec.split("/")[0] for spec in specs if not spec.startswith("builtin:")})
+
+
+def _tokenizer(settings: Settings, model: str) -> str | None:
+    """The tokenizer asked for, for this model if it is a folder of several; None: one is trained on the text."""
+    if settings.tokenizer is None:
+        return TOKENIZERS[model] if settings.scale == "paper" and not settings.quick else None
+    if settings.tokenizer == "trained":
+        return None
+    own = Path(settings.tokenizer) / model
+    return str(own) if own.is_dir() else settings.tokenizer
 
 
 def steps_of(model: str, settings: Settings) -> int | None:
@@ -116,8 +149,8 @@ def run_config(
         name: added to the folder's name, to distinguish the run from others.
         train, changes, samples: fields of RunConfig's parts that differ from the recipe.
     """
-    spec = data or DATA[settings.scale][model]
-    if not spec.startswith("builtin:"):
+    spec = data or data_of(settings, model)
+    if not spec.startswith("builtin:") and spec != settings.text:
         spec = str((settings.data or Path()) / spec)
     options: dict[str, Any] = {**_short(model, settings), "max_steps": steps_of(model, settings), **(train or {})}
     recipe = resolve(RunConfig(model=model, preset=settings.scale, data=spec))  # type: ignore[arg-type]
@@ -134,13 +167,17 @@ def run_config(
     options |= dict(seed=seed, device="cuda" if on_gpu else "cpu", precision=precision_of(model, settings))
     # compiling pays off when a run takes minutes; those of STanHop-Net, which has the most layers, are shorter
     options["compile"] = on_gpu and not settings.quick and model != "stanhop"
-    if on_gpu and model in ("bert", "vit"):
-        options["workers"] = 1  # preparing masks and images takes about as long as a step
+    if on_gpu:
+        options["workers"] = _LOADERS.get(settings.scale, _LOADERS["small"]).get(model, 0)
+    if model in ("bert", "opt"):
+        cut.setdefault("tokenizer", _tokenizer(settings, model))
+        if cut["tokenizer"] == TOKENIZERS[model]:  # the paper's OPT has more rows than its tokenizer has tokens
+            fields.setdefault("vocab_size", presets.MODELS[model].sizes["paper"]["vocab_size"])
     config = resolve(
         RunConfig(
             model=model,  # type: ignore[arg-type]
             preset=settings.scale,
-            method=str(presets.paper_method(model, method)),
+            method=str(presets.paper_method(model, method, settings.scale)),
             data=spec,
             out="unnamed",
             changes=fields,
@@ -148,10 +185,24 @@ def run_config(
             samples=DataConfig(**cut),
         )
     )
+    if settings.scale == "paper" and on_gpu and not settings.quick:
+        parts = _parts(config.train.batch_size or 1, _AT_ONCE[model])
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, accumulate=parts))
     scale = f"{settings.scale}{'-quick' if settings.quick else ''}"
     plain = method.split("(")[0]
-    parts = [scale, model, plain, *([name] if name else []), _length(config.train), f"seed{seed}"]
-    return dataclasses.replace(config, out=str(settings.out / group / "runs" / "-".join(parts)))
+    words = [scale, model, plain, *([name] if name else []), _length(config.train), f"seed{seed}"]
+    return dataclasses.replace(config, out=str(settings.out / group / "runs" / "-".join(words)))
+
+
+def _parts(batch: int, most: int) -> int:
+    """In how many equal parts each process of torchrun computes its share of a batch, each of at most ``most``."""
+    own = batch // processes()
+    return next(n for n in range(1, own + 1) if own % n == 0 and own // n <= most) if own else 1
+
+
+def processes() -> int:
+    """The number of processes that torchrun started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _length(train: TrainConfig) -> str:
@@ -176,5 +227,8 @@ def finished(config: RunConfig, settings: Settings, quiet: bool = True) -> RunFo
         torch.set_num_threads(max((os.cpu_count() or 1) // settings.workers, 1))
     train(config, resume=True, quiet=quiet)
     folder = RunFolder(config.out)
-    shutil.rmtree(folder.checkpoints, ignore_errors=True)  # no longer needed, and as large as three models
+    if dist.is_initialized():  # the model is written by the first process
+        dist.barrier()
+    if is_first():
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)  # no longer needed, and as large as three models
     return folder

@@ -25,7 +25,7 @@ class DataConfig:
     Attributes:
         length: text: tokens per sample.
         vocab_size: text: size of the vocabulary if a tokenizer is trained.
-        tokenizer: text: folder of a tokenizer; by default one is trained.
+        tokenizer: text: folder of a tokenizer, or hub:NAME; by default one is trained.
         image_size: images: side to resize to.
         augment: images: none, light or paper.
         label_smoothing: images: share of the target spread over all classes.
