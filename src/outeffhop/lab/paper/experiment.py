@@ -120,11 +120,18 @@ class Verdict:
 
     Attributes:
         verdict: confirmed (at this scale), "not seen" or contradicted; "not measured" where a cell is missing.
+        seeds: how many stand behind it, of what was measured with the fewest; None where seeds are not what is
+            compared, as in a proof. One seed neither confirms nor contradicts.
     """
 
     claim: str
     verdict: VerdictWord
     numbers: str
+    seeds: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seeds == 1 and self.verdict in ("confirmed", "contradicted"):
+            raise ValueError(f"verdict={self.verdict!r} on {self.claim!r}: one seed can only be 'not seen'")
 
 
 @dataclass(frozen=True)

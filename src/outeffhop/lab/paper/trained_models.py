@@ -90,13 +90,13 @@ def _plain(spec: str, settings: Settings) -> str:
 
 def _opened(config: RunConfig, settings: Settings) -> tuple[Any, Prepared]:
     model: Any = load_checkpoint(RunFolder(config.out).model)
-    return model.to(settings.device), _data(config.model, config.data, config.samples, config.train.seed)
+    return model.to(settings.device), _data(config.model, config.task, config.data, config.samples, config.train.seed)
 
 
 @lru_cache(maxsize=1)
-def _data(model: Any, spec: str, samples: DataConfig, seed: int) -> Prepared:
+def _data(model: Any, task: str | None, spec: str, samples: DataConfig, seed: int) -> Prepared:
     """Read once for all measurements of a model: reading a corpus takes seconds."""
-    return prepare_data(RunConfig(model=model, data=spec, samples=samples, train=TrainConfig(seed=seed)))
+    return prepare_data(RunConfig(model=model, task=task, data=spec, samples=samples, train=TrainConfig(seed=seed)))
 
 
 def _enough(config: RunConfig, settings: Settings) -> int:
