@@ -16,7 +16,7 @@ from outeffhop.lab.data import prepare
 from outeffhop.lab.paper import Settings, drawing, published, run
 from outeffhop.lab.paper import training_runs as shared
 from outeffhop.lab.paper.beyond_result import Candidate, at_equal_perplexity, fold_verdict, lower_verdict
-from outeffhop.lab.paper.convergence import speed_verdict
+from outeffhop.lab.paper.convergence import speed_verdicts
 from outeffhop.lab.paper.cost import time_verdict
 from outeffhop.lab.paper.ranking import shown as number_shown
 from outeffhop.lab.paper.ranking import surplus
@@ -175,7 +175,7 @@ def test_training_outliers_come_from_the_runs_of_table1(table1):
 def test_layers_are_named_where_vanilla_is_not_measured(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(drawing, "save", lambda figure, folder, name: drawn.update({name: figure}))
-    curve = {"steps": [1, 2], "max_inf_norm": [1.0, 2.0], "tensors": {f"layers.{i}.fc2": [1.0, 2.0] for i in range(3)}}
+    curve = {"steps": [1, 2], "max_inf_norm": [1.0, 2.0], "tensors": {f"layers.{i}.fc2": [1.0, 2.0] for i in range(4)}}
     conclude = find("training-outliers").conclude
     conclude({"opt-outeffhop-0": curve}, quick(tmp_path), tmp_path)
     assert [text.get_text() for text in drawn["layers"].axes[0].get_legend().get_texts()] == [
@@ -251,7 +251,21 @@ def test_convergence_compares_three_different_layers(cache, tmp_path):
     ]
     assert len({tuple(curve) for curve in curves}) == 3
     assert (tmp_path / "convergence" / "curves.png").is_file()
-    assert [row[0] for row in result.tables[0].rows] == ["dense", "sparse", "outeffhop"]
+    assert [row[:2] for row in result.tables[0].rows] == [["digits", m] for m in ("dense", "sparse", "outeffhop")]
+    assert [v.verdict for v in result.verdicts] == ["not seen"] * 2  # one run of each
+
+
+def test_cifar100_is_a_choice_of_convergence(tmp_path):
+    settings = Settings(scale="small", out=tmp_path, data=tmp_path, seeds=1)
+    assert [c.key for c in find("convergence").cells(settings)] == ["vanilla-0", "sparse-0", "outeffhop-0"]
+    (tmp_path / "cifar100").mkdir()
+    keys = [c.key for c in find("convergence").cells(settings)]
+    assert keys[3:] == ["cifar100-vanilla-0", "cifar100-sparse-0", "cifar100-outeffhop-0"]
+    curves = {"loss": [[1, 2.0]], "accuracy": [[1, 50.0]], "batch": 8, "lr": 1e-3, "precision": "fp32"}
+    without = dataclasses.replace(settings, data=None)  # the folder is needed only to measure
+    result = find("convergence").conclude(dict.fromkeys(keys, curves), without, tmp_path)
+    assert [row[0] for row in result.tables[0].rows] == ["cifar10"] * 3 + ["cifar100"] * 3
+    assert [v.claim.split(":")[1] for v in result.verdicts] == [" cifar10"] * 2 + [" cifar100"] * 2
 
 
 def test_table2_forecasts_with_four_layers(cache, tmp_path):
@@ -410,10 +424,20 @@ def test_top_two_verdict(good, of, said):
     assert top_two_verdict(good, of).verdict == said
 
 
-@pytest.mark.parametrize(("own", "said"), [([60, 61], "confirmed"), ([40, 41], "contradicted"), ([50, 56], "not seen")])
-def test_speed_verdict_is_against_the_better_rival(own, said):
-    assert speed_verdict({"vanilla": [50, 51], "sparse": [52, 53], "outeffhop": own}).verdict == said
-    assert speed_verdict({"vanilla": [50], "outeffhop": own}).verdict == "not measured"
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ([60, 61], ["confirmed", "confirmed"]),
+        ([51.9, 52.1], ["confirmed", "not seen"]),
+        ([40, 41], ["contradicted", "contradicted"]),
+        ([60], ["not seen", "not seen"]),
+    ],
+)
+def test_speed_is_compared_with_each_rival(own, said):
+    found = speed_verdicts("cifar10", {"vanilla": [50, 51], "sparse": [52, 53], "outeffhop": own})
+    assert [v.verdict for v in found] == said
+    missing = speed_verdicts("cifar10", {"vanilla": [50, 51], "outeffhop": own})[1]
+    assert missing.verdict == "not measured"
 
 
 @pytest.mark.parametrize(("seconds", "said"), [([1.0, 1.05], "confirmed"), ([1.0, 2.0, 3.0], "contradicted")])
