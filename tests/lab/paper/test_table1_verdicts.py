@@ -145,6 +145,7 @@ def test_draws_of_one_model_are_no_match_for_seeds():
         ("opt", [50.0], [50.0], "not seen"),
         ("vit", [0.50, 0.51], [0.60, 0.61], "confirmed"),  # high is better
         ("vit", [0.60, 0.61], [0.50, 0.51], "contradicted"),
+        ("vit", [0.0, 0.0], [0.50, 0.51], "not measured"),  # no share of nothing
     ],
 )
 def test_quality_verdict(model, old, new, said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import nan
 from statistics import mean
 
 from outeffhop.lab.paper import published
@@ -11,6 +12,7 @@ from outeffhop.lab.paper.trained_models import CHIEF
 __all__ = [
     "FIELDS",
     "Found",
+    "change",
     "cut",
     "full",
     "loss",
@@ -74,6 +76,12 @@ def losses(model: str, values: list[Values]) -> list[float]:
 def cut(old: list[Values], new: list[Values], field: str) -> float:
     """The share by which a number is lower in the new runs."""
     return 1 - mean(float(v[field]) for v in new) / mean(float(v[field]) for v in old)
+
+
+def change(model: str, old: list[Values], new: list[Values]) -> float:
+    """The share by which the metric in floating point is higher in the new runs; nan if it was 0."""
+    before, after = (mean(full(model, v) for v in side) for side in (old, new))
+    return after / before - 1 if before else nan
 
 
 def percent(cut: float) -> str:

@@ -13,6 +13,7 @@ from outeffhop.lab.paper.ranking import mean_std, shown
 from outeffhop.lab.paper.table1_numbers import (
     FIELDS,
     Found,
+    change,
     cut,
     full,
     loss,
@@ -170,8 +171,7 @@ def _summary(runs: Found) -> Table:
             old, new = runs.get((model, method), []), runs.get((model, other), [])
             before, after = published.TABLE1[model, method], published.TABLE1[model, other]
             ours = [percent(cut(old, new, field)) if old and new else None for field in FIELDS]
-            quality = [[full(model, v) for v in side] for side in (old, new)]
-            ours.append(percent(1 - mean(quality[1]) / mean(quality[0])) if old and new else None)
+            ours.append(percent(-change(model, old, new)) if old and new else None)
             ours += [mean_std(losses(model, side), 3) if side else None for side in (old, new)]
             printed = [percent(1 - getattr(after, f) / getattr(before, f)) for f in (*FIELDS, "full")]
             printed += [shown(loss(model, p.full, p.w8a8), 3) for p in (before, after)]

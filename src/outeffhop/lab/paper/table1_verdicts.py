@@ -11,7 +11,7 @@ from statistics import mean
 from outeffhop.lab.paper import published
 from outeffhop.lab.paper.experiment import Values, Verdict, VerdictWord
 from outeffhop.lab.paper.ranking import judged, mean_std, surplus
-from outeffhop.lab.paper.table1_numbers import FIELDS, Found, cut, full, loss, losses, models_of, percent, seed_losses
+from outeffhop.lab.paper.table1_numbers import FIELDS, Found, change, cut, full, losses, models_of, percent, seed_losses
 from outeffhop.lab.paper.trained_models import CHIEF
 
 __all__ = ["cut_verdict", "exception_verdict", "loss_verdict", "outlier_verdict", "quality_verdict", "verdicts"]
@@ -140,7 +140,8 @@ def quality_verdict(model: str, method: str, pair: Pair) -> Verdict:
     metric = CHIEF[model][1]
     claim = f"{_name(model, method)}: {metric} in floating point is as good with softmax1"
     old, new = ([full(model, v) for v in side] for side in pair)
-    worse = loss(model, mean(old), mean(new)) / mean(old)
+    higher = change(model, *pair)
+    worse = -higher if CHIEF[model][2] == "high" else higher
     numbers = f"{mean_std(new)} against {mean_std(old)}; less than {AS_GOOD:.0%} worse counts as equal"
     if not isfinite(worse):
         return Verdict(claim, "not measured", f"not every number is finite: {numbers}")
