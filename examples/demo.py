@@ -25,10 +25,11 @@ from outeffhop.lab.paper import drawing
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values
 from outeffhop.lab.paper.ranking import mean_std
 from outeffhop.lab.paper.running import run
-from outeffhop.lab.paper.table1_result import loss_verdict
+from outeffhop.lab.paper.table1_verdicts import loss_verdict
 from outeffhop.lab.paper.trained_models import measured, quantized
-from outeffhop.lab.paper.training_outliers import curve_of, growth_verdict
+from outeffhop.lab.paper.training_outliers import curve_of
 from outeffhop.lab.paper.training_runs import finished, run_config
+from outeffhop.lab.paper.training_verdicts import growth_verdict
 from outeffhop.lab.report import write_report
 from outeffhop.models import presets
 
@@ -70,7 +71,7 @@ def measure(cell: Cell, settings: Settings) -> Values:
     found = {**measured(config, settings, "train"), "w8a8": quantized(config, settings, split="train")}
     size: Any = presets.config("opt", "tiny", **config.changes)
     about = f"OPT, {size.num_hidden_layers} layers, {size.hidden_size} wide"
-    return {**found, "curve": curve_of(folder), "about": about, "length": config.samples.length}
+    return {**found, "curve": curve_of(folder, "opt"), "about": about, "length": config.samples.length}
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
@@ -103,8 +104,8 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
         ],
         _figures(models, folder),
         [
-            growth_verdict("OPT", {("opt", method): [values["curve"]] for method, values in models.items()}, "opt"),
-            loss_verdict("OPT", "perplexity", losses["vanilla"], losses["outeffhop"]),
+            growth_verdict({("opt", method): [values["curve"]] for method, values in models.items()}, "opt", *METHODS),
+            loss_verdict("opt", "vanilla", ([models["vanilla"]], [models["outeffhop"]])),
         ],
         {
             "model": f"{some['about']}, {some['parameters']:,} parameters; one seed",

@@ -107,6 +107,7 @@ COMMANDS = [
     "evaluate",
     "outliers",
     "quantize",
+    "mend",
     "reproduce",
     "data",
     "methods",

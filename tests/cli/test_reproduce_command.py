@@ -26,7 +26,7 @@ def test_an_experiment_from_beginning_to_page(tmp_path, capsys):
     arguments = ["reproduce", "energy", "--quick", "--out", str(tmp_path), "--device", "cpu"]
     assert main(arguments) == 0
     captured = capsys.readouterr()
-    for words in ("Figure 1", "CONTRADICTED: The zero-energy point", "eigenvalue 3.00", "these numbers mean nothing"):
+    for words in ("Figure 1", "CONFIRMED: The zero-energy point", "eigenvalue 3.00", "these numbers mean nothing"):
         assert words in captured.out
     assert "14 of 14" in captured.err
     assert "energy" in (tmp_path / "report.html").read_text()

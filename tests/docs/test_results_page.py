@@ -31,6 +31,21 @@ def test_the_page_is_made_from_the_results():
     assert there == named, REMEDY
 
 
+def test_every_claim_is_in_the_table_with_its_seeds():
+    text, shown = make_results.page()
+    table = text.partition("## All claims")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
+    verdicts = [v for path in shown for v in ResultFile.load(path).result.verdicts]
+    assert [row[3] for row in rows] == [v.verdict for v in verdicts]
+    assert f"{len(verdicts)} claims: " in table
+    for row, verdict in zip(rows, verdicts, strict=True):
+        assert row[2].replace("\\", "") == verdict.claim
+        if verdict.verdict == "not measured":
+            assert len(row) == 4
+        elif verdict.seeds is not None:
+            assert row[4] == f"{verdict.seeds}"
+
+
 @pytest.mark.parametrize("path", make_results.page()[1], ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_its_figures_are_drawn_from_the_results(path, tmp_path):
     for name in make_results.draw(path, tmp_path):

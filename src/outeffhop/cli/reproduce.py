@@ -149,7 +149,8 @@ def show(result: Result) -> None:
     for table in result.tables:
         _show_table(table)
     for verdict in result.verdicts:
-        print(f"{verdict.verdict.upper()}: {verdict.claim}\n    {verdict.numbers}")
+        behind = f" ({verdict.seeds_said})" if verdict.seeds is not None else ""
+        print(f"{verdict.verdict.upper()}{behind}: {verdict.claim}\n    {verdict.numbers}")
     print_table("\nConditions", ("", ""), [(str(k), text_of(v)) for k, v in result.conditions.items()])
 
 

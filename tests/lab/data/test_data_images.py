@@ -1,6 +1,7 @@
 """Pictures from every form they come in, and what is done to them."""
 
 import json
+import shutil
 import struct
 
 import numpy as np
@@ -58,11 +59,14 @@ def test_image_folder(tmp_path, mode):
         Image.fromarray(image if channels == 3 else image[..., 0], mode=None).save(folder / f"{i:02}.png")
     data = load_images(parse(str(tmp_path)))
     assert data.classes == ["cat", "dog", "owl"]
-    assert [len(data.splits[s]) for s in ("train", "validation", "test")] == [9, 3, 0]
-    for i, label in enumerate(data.splits["validation"].labels):
-        assert np.array_equal(data.splits["validation"].images[i], images[9 + i])
-        assert label == i
-    with pytest.raises(ValueError, match="no images in test"):
+    # all that is brought for validation is the test split too, and train stays whole
+    assert [len(data.splits[s]) for s in ("train", "validation", "test")] == [9, 3, 3]
+    for split in ("validation", "test"):
+        for i, label in enumerate(data.splits[split].labels):
+            assert np.array_equal(data.splits[split].images[i], images[9 + i])
+            assert label == i
+    shutil.rmtree(tmp_path / "val")
+    with pytest.raises(ValueError, match="no images in validation"):
         prepare(str(tmp_path), "classification")
 
 

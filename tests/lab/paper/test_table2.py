@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from outeffhop.lab.paper import Settings, drawing, published
+from outeffhop.lab.paper.paper_settings import repeats
 from outeffhop.lab.paper.registry import find
 from outeffhop.lab.paper.result_file import KeptCell, ResultFile
 from outeffhop.lab.paper.running import found_before
@@ -22,7 +23,7 @@ def printed():
 
 
 def test_the_papers_protocol(tmp_path):
-    settings = Settings(scale="paper", out=tmp_path, data=tmp_path)
+    settings = Settings(scale="paper", out=tmp_path, data=tmp_path, seeds=repeats("table2"))
     asked = TABLE2.cells(settings)
     assert len(asked) == 10 * 15 * 4  # "we repeat each experiment 10 times"
     assert {cell.values["epochs"] for cell in asked} == {100}

@@ -57,7 +57,11 @@ class ImageData:
 
 
 def load_images(spec: Spec) -> ImageData:
-    """Loads the images of a spec; missing splits are drawn from train, 10 % each, always the same."""
+    """Loads the images of a spec; missing splits are drawn from train, 10 % each, always the same.
+
+    Images that are given for validation are also the test split if there is no other, as in ImageNet: nothing is taken
+    from train for it.
+    """
     if spec.where == "builtin":
         if spec.name != "images":
             raise ValueError(f"data spec {spec.text!r} contains {spec.name}, not images: give builtin:images or a path")
@@ -75,6 +79,8 @@ def load_images(spec: Spec) -> ImageData:
 
 
 def _completed(given: dict[str, LabelledImages]) -> dict[str, LabelledImages]:
+    if "validation" in given:
+        given = {"test": given["validation"], **given}
     missing = [split for split in SPLITS if split not in given]
     train = given["train"]
     order = np.random.default_rng(0).permutation(len(train))

@@ -208,9 +208,10 @@ def lower_verdict(bits: str, candidates: Sequence[Candidate], missing: Sequence[
         f"{new[0]} loses {mean_std(new[0].losses, 3)}, the lowest of {len(new)}; "
         f"{old[0]} loses {mean_std(old[0].losses, 3)}, the lowest of {len(old)}"
     )
-    if len(new[0].losses) == len(old[0].losses) == 1:
+    seeds = min(len(new[0].losses), len(old[0].losses))
+    if seeds == 1:
         numbers += "; one trained model each"
-    return Verdict(claim, judged(gain), numbers)
+    return Verdict(claim, judged(gain, 0.0, seeds), numbers, seeds)
 
 
 def fold_verdict(bits: str, candidates: Sequence[Candidate]) -> Verdict:
@@ -230,7 +231,7 @@ def fold_verdict(bits: str, candidates: Sequence[Candidate]) -> Verdict:
     change = 100 * (math.exp(-mean(cuts)) - 1)
     numbers = f"{bits} perplexity changes by {change:+.2g} % on average over {len(cuts)} models".replace("-", "−")
     lower = sum(cut > 0 for cut in cuts)
-    return Verdict(claim, judged(gain), f"{numbers}; it is lower in {lower} of them")
+    return Verdict(claim, judged(gain, 0.0, len(cuts)), f"{numbers}; it is lower in {lower} of them", len(cuts))
 
 
 def conditions(runs: Found) -> Values:

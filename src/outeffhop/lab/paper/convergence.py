@@ -1,4 +1,7 @@
-"""Figure 7: how fast a ViT learns with dense, sparse and outlier-efficient Hopfield layers."""
+"""Figure 7: how fast a ViT learns with dense, sparse and outlier-efficient Hopfield layers.
+
+Of CIFAR-10, and of CIFAR-100 too where the folder of data has it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from typing import Any
 
 from outeffhop.lab.paper import drawing, published
 from outeffhop.lab.paper import training_runs as trained
-from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict, group_by
+from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
 from outeffhop.lab.paper.ranking import judged, mean_std, surplus
 from outeffhop.lab.training import RunConfig
 
-__all__ = ["EXPERIMENT", "config_of", "speed_verdict"]
+__all__ = ["EXPERIMENT", "config_of", "speed_verdicts"]
 
 METHODS = {"vanilla": "dense", "sparse": "sparse", "outeffhop": "outeffhop"}
 _STEPS = {"small": 780, "paper": 9800}  # of 512 images: 20 epochs of 20,000 images, 100 of all 50,000
@@ -30,6 +33,7 @@ _CHANGES: dict[str, Any] = dict(
 )
 # the paper's patches, and the layers, heads and rate of the authors' scripts
 _PAPER = {**_CHANGES, "patch_size": 32, "image_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+_CLASSES = {"cifar100": {"num_labels": 100}}
 _MODEL = (
     "the paper's width 512, inner width 1024 and dropout 0.3; 6 layers of 8 heads (the paper does not give them); "
     "patches of 4 on images of 32, which see what its patches of 32 see on images enlarged to 256"
@@ -49,16 +53,25 @@ def cells(settings: Settings) -> list[Cell]:
     tiny = settings.scale == "tiny" or settings.quick
     steps = trained.steps_of("vit", settings) if tiny else _STEPS[settings.scale]
     return [
-        Cell(f"{method}-{seed}", {"method": method, "seed": seed, "steps": steps})
+        Cell(
+            f"{'' if data == 'cifar10' else f'{data}-'}{method}-{seed}",
+            {"method": method, "seed": seed, "steps": steps} | ({} if data == "cifar10" else {"data": data}),
+        )
         for seed in range(settings.seeds)
+        for data in _sets(settings)
         for method in METHODS
     ]
 
 
+def _sets(settings: Settings) -> list[str]:
+    more = settings.scale != "tiny" and settings.data is not None and (settings.data / "cifar100").is_dir()
+    return ["cifar10", *(["cifar100"] if more else [])]
+
+
 def config_of(cell: Cell, settings: Settings) -> RunConfig:
     """The run of a cell."""
-    tiny, paper = settings.scale == "tiny", settings.scale == "paper"
-    changes = {} if tiny else _PAPER if paper else _CHANGES
+    tiny, paper, data = settings.scale == "tiny", settings.scale == "paper", cell.values.get("data", "cifar10")
+    changes = {} if tiny else {**(_PAPER if paper else _CHANGES), **_CLASSES.get(data, {})}
     train = {} if tiny else {**_TRAIN, "schedule": "cosine"} if paper else _TRAIN
     return trained.run_config(
         settings,
@@ -66,7 +79,8 @@ def config_of(cell: Cell, settings: Settings) -> RunConfig:
         cell.values["method"],
         cell.values["seed"],
         group="convergence",
-        data="builtin:images" if tiny else "cifar10",
+        data="builtin:images" if tiny else data,
+        name="" if data == "cifar10" else data,
         train={**train, "max_steps": cell.values["steps"]},
         changes=changes,
         samples={} if tiny else {"image_size": changes["image_size"], "augment": "none", "label_smoothing": 0.0},
@@ -86,30 +100,45 @@ def measure(cell: Cell, settings: Settings) -> Values:
 
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
-    seeds = group_by(cells(settings), found, "method")
-    _draw(seeds, folder)
-    one = next(iter(seeds.values()))[0]
+    sets = _by_set(found, settings)
+    _draw(sets, folder)
+    one = next(iter(found.values()))
     rows = []
-    for method, values in seeds.items():
-        parts = [(_over, "loss"), (_last, "loss"), (_over, "accuracy"), (_last, "accuracy")]
-        rows.append([METHODS[method], *(mean_std([of(v, name) for v in values]) for of, name in parts)])
-    columns = ["layers", "mean loss", "last loss", "mean accuracy", "last accuracy"]
-    better = dict(zip(columns[1:], ("low", "low", "high", "high"), strict=True))
+    for data, methods in sets.items():
+        for method, values in methods.items():
+            parts = [(_over, "loss"), (_last, "loss"), (_over, "accuracy"), (_last, "accuracy")]
+            rows.append([data, METHODS[method], *(mean_std([of(v, name) for v in values]) for of, name in parts)])
+    columns = ["data", "layers", "mean loss", "last loss", "mean accuracy", "last accuracy"]
+    better = dict(zip(columns[2:], ("low", "low", "high", "high"), strict=True))
     note = (
         "Means are over training: the area under a curve of the figure. Loss on training data, accuracy in % on "
         "validation data."
     )
+    accuracies = {
+        data: {method: [_over(v, "accuracy") for v in values] for method, values in methods.items()}
+        for data, methods in sets.items()
+    }
     return EXPERIMENT.result(
-        [Table("Speed of learning", columns, rows, better, note=note)],
+        [Table("Speed of learning", columns, rows, better, "data", note)],
         [Figure("curves", "Loss and accuracy over training (Figure 7)", "Each curve is the mean over seeds.")],
-        [speed_verdict({m: [_over(v, "accuracy") for v in values] for m, values in seeds.items()})],
-        {"data": "builtin:images" if settings.scale == "tiny" else "cifar10"}
-        | {"seeds": trained.seeds_measured(seeds.values())}
+        [verdict for data, numbers in accuracies.items() for verdict in speed_verdicts(data, numbers)],
+        {"data": ", ".join(sets)}
+        | {"seeds": trained.seeds_measured(values for methods in sets.values() for values in methods.values())}
         | {"steps": one["accuracy"][-1][0], "batch": one["batch"], "learning rate": one["lr"]}
         | {"precision": one["precision"]}
         | {"layers": "softmax, sparsemax and softmax1, three different normalizers"}
         | ({"model": _MODEL} if settings.scale == "small" else {}),
     )
+
+
+def _by_set(found: dict[str, Values], settings: Settings) -> dict[str, dict[str, list[Values]]]:
+    """Data → method → a value of each seed; by key, because the folder of data may be gone."""
+    sets: dict[str, dict[str, list[Values]]] = {}
+    for key, values in found.items():
+        data, _, method = f"-{key.rpartition('-')[0]}".rpartition("-")
+        data = data.removeprefix("-") or ("digits" if settings.scale == "tiny" else "cifar10")
+        sets.setdefault(data, {}).setdefault(method, []).append(values)
+    return sets
 
 
 def _over(values: Values, name: str) -> float:
@@ -120,29 +149,32 @@ def _last(values: Values, name: str) -> float:
     return float(values[name][-1][1])
 
 
-def speed_verdict(accuracies: dict[str, list[float]]) -> Verdict:
-    """By accuracy averaged over training; a lead within two standard errors does not count."""
-    claim = "A ViT learns faster with OutEffHop layers than with dense or sparse ones"
-    if not METHODS.keys() <= accuracies.keys():
-        return Verdict(claim, "not measured", f"measured: {', '.join(accuracies) or 'none'}")
-    own = accuracies["outeffhop"]
-    rival = max(("vanilla", "sparse"), key=lambda m: mean(accuracies[m]))
-    lead = surplus(own, accuracies[rival])
-    said = ", ".join(f"{METHODS[m]} {mean_std(accuracies[m])}" for m in METHODS)
-    alone = "; one run of each" if max(map(len, accuracies.values())) == 1 else ""
-    return Verdict(claim, judged(lead), f"accuracy averaged over training, in %: {said}{alone}")
+def speed_verdicts(data: str, accuracies: dict[str, list[float]]) -> list[Verdict]:
+    """By accuracy averaged over training, against each rival; a lead within two standard errors does not count."""
+    found = []
+    for rival in ("vanilla", "sparse"):
+        claim = f"Figure 7: {data}: a ViT learns faster with OutEffHop layers than with {METHODS[rival]} ones"
+        if not {rival, "outeffhop"} <= accuracies.keys():
+            found.append(Verdict(claim, "not measured", f"measured: {', '.join(accuracies) or 'none'}"))
+            continue
+        own, other = accuracies["outeffhop"], accuracies[rival]
+        seeds = min(len(own), len(other))
+        numbers = f"accuracy averaged over training, in %: {mean_std(own)} against {mean_std(other)}"
+        found.append(Verdict(claim, judged(surplus(own, other), 0.0, seeds), numbers, seeds))
+    return found
 
 
-def _draw(seeds: dict[str, list[Values]], folder: Path) -> None:
-    figure, (left, right) = drawing.new(10, 3.6, columns=2)
-    for method, values in seeds.items():
-        for axis, name in ((left, "loss"), (right, "accuracy")):
+def _draw(sets: dict[str, dict[str, list[Values]]], folder: Path) -> None:
+    """A row for each set: its loss and its accuracy."""
+    figure, _ = drawing.new(10, 3.6 * len(sets), columns=2, rows=len(sets))
+    panels = [(data, name) for data in sets for name in ("loss", "accuracy")]
+    for axis, (data, name) in zip(figure.axes, panels, strict=True):
+        for method, values in sets[data].items():
             steps = [step for step, _ in values[0][name]]
             curve = [mean(points) for points in zip(*([y for _, y in v[name]] for v in values), strict=True)]
             axis.plot(steps, curve, color=drawing.colour(METHODS[method]), label=METHODS[method])
-    left.set_ylabel("training loss")
-    right.set_ylabel("validation accuracy, %")
-    for axis in (left, right):
+        axis.set_ylabel("training loss" if name == "loss" else "validation accuracy, %")
+        axis.set_title(data, fontsize=9)
         axis.set_xlabel("training steps")
         axis.legend(frameon=False)
     drawing.save(figure, folder, "curves")

@@ -127,11 +127,23 @@ class Verdict:
 
     Attributes:
         verdict: confirmed (at this scale), "not seen" or contradicted; "not measured" where a cell is missing.
+        seeds: how many seeds (trained models, where each is compared with itself) stand behind it, of what was
+            measured with the fewest; None where they are not what is compared. One neither confirms nor contradicts.
     """
 
     claim: str
     verdict: VerdictWord
     numbers: str
+    seeds: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seeds == 1 and self.verdict in ("confirmed", "contradicted"):
+            raise ValueError(f"verdict={self.verdict!r} on {self.claim!r}: one seed can only be 'not seen'")
+
+    @property
+    def seeds_said(self) -> str:
+        """ "3 seeds", or nothing."""
+        return "" if self.seeds is None else f"{self.seeds} seed{'' if self.seeds == 1 else 's'}"
 
 
 @dataclass(frozen=True)

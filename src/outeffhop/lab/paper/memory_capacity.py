@@ -1,4 +1,4 @@
-"""Figure 5: retrieval error over the number of stored images, of five Hopfield models."""
+"""Figure 5: retrieval error over the number of stored images, of six Hopfield models."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from outeffhop.nn import OutEffHopPooling
 
 __all__ = ["EXPERIMENT", "BagClassifier"]
 
-METHODS = ("dense", "sparse", "gsh", "outeffhop")
+METHODS = ("dense", "sparse", "gsh", "polynomial", "outeffhop")
 FILES = ("elephant", "fox", "tiger", "ucsb_breast")
 MNIST = "mnist bags"
 DIGITS = "digit bags"
@@ -131,11 +131,12 @@ def scores(model: BagClassifier, bags: Bags, device: str) -> Tensor:
 
 def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Result:
     sets = [name for name in (*FILES, MNIST, DIGITS) if any(key.startswith(f"{_slug(name)}-") for key in found)]
-    seen = {(name, method): _folds(found, name, method) for name in sets for method in METHODS}
+    seeds = {name: _seeds(found, name) for name in sets}
+    everything = {(name, method): _folds(found, name, method, seeds[name]) for name in sets for method in METHODS}
+    seen = {key: folds for key, folds in everything.items() if folds["auc"]}
     rows = [
-        [name, method, *(mean_std(seen[name, method][what]) for what in ("auc", "accuracy"))]
-        for name in sets
-        for method in METHODS
+        [name, method, *(mean_std(folds[what]) for what in ("auc", "accuracy"))]
+        for (name, method), folds in seen.items()
     ]
     draw(seen, sets, folder)
     training = _training(settings)
@@ -152,29 +153,49 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
             )
         ],
         [Figure("mil", "ROC-AUC with each model's pooling", "Mean over folds and seeds, and its standard error.")],
-        [verdict(seen, name) for name in sets],
-        {"bags": ", ".join(sets), "seeds": 1 if settings.quick else settings.seeds, **{k: training[k] for k in keys}},
+        [verdict(seen, name, len(seeds[name])) for name in sets],
+        {"bags": ", ".join(sets), "seeds": min(map(len, seeds.values())), **{k: training[k] for k in keys}},
     )
 
 
-def _folds(found: dict[str, Values], name: str, method: str) -> Values:
-    """Every fold of every seed, in the same order for each method."""
-    seeds = [v for key, v in found.items() if key.startswith(f"{_slug(name)}-{method}-seed")]
-    return {what: [x for seed in seeds for x in seed[what]] for what in ("auc", "accuracy")}
+def _seeds(found: dict[str, Values], name: str) -> list[int]:
+    """The seeds that every method has that was measured at all."""
+    keys = [key.removeprefix(f"{_slug(name)}-") for key in found if key.startswith(f"{_slug(name)}-")]
+    by_method: dict[str, set[int]] = {}
+    for method, seed in (key.split("-seed") for key in keys):
+        by_method.setdefault(method, set()).add(int(seed))
+    return sorted(set.intersection(*by_method.values()))
 
 
-def verdict(seen: dict[tuple[str, str], Values], name: str) -> Verdict:
-    """OutEffHop against the best of the others, fold by fold; only differences beyond two standard errors count."""
-    aucs = {method: seen[name, method]["auc"] for method in METHODS}
-    rival = max((m for m in METHODS if m != "outeffhop"), key=lambda m: mean(aucs[m]))
+def _folds(found: dict[str, Values], name: str, method: str, seeds: Sequence[int]) -> Values:
+    """Every fold of these seeds, in the same order for each method."""
+    keys = [f"{_slug(name)}-{method}-seed{seed}" for seed in seeds]
+    parts = [found[key] for key in keys if key in found]
+    return {what: [x for part in parts for x in part[what]] for what in ("auc", "accuracy")}
+
+
+def verdict(seen: dict[tuple[str, str], Values], name: str, seeds: int) -> Verdict:
+    """OutEffHop against the best of the others, fold by fold; only differences beyond two standard errors count.
+
+    Without all of the others it can be contradicted, but not confirmed.
+    """
+    aucs = {method: seen[name, method]["auc"] for method in METHODS if (name, method) in seen}
+    missing = [method for method in METHODS if method not in aucs]
+    rivals = [method for method in aucs if method != "outeffhop"]
+    if not rivals or "outeffhop" in missing:
+        return Verdict(f"{CLAIM} ({name})", "not measured", f"not measured: {', '.join(missing)}")
+    rival = max(rivals, key=lambda m: mean(aucs[m]))
     differences = [a - b for a, b in zip(aucs["outeffhop"], aucs[rival], strict=True)]
     error = _standard_error(differences)
     by = mean(differences)
+    word = judged(by, 2 * error, seeds)
     return Verdict(
         f"{CLAIM} ({name})",
-        judged(by, 2 * error),
+        "not measured" if missing and word == "confirmed" else word,
         "ROC-AUC " + ", ".join(f"{m} {mean(v):.3f}" for m, v in aucs.items()) + f"; OutEffHop against {rival}: "
-        f"{by:+.4f} ± {error:.4f} (paired over {len(differences)} folds; two standard errors make a difference)",
+        f"{by:+.4f} ± {error:.4f} (paired over {len(differences)} folds; two standard errors make a difference)"
+        + (f"; not measured: {', '.join(missing)}" if missing else ""),
+        seeds,
     )
 
 
@@ -184,15 +205,16 @@ def _standard_error(values: Sequence[float]) -> float:
 
 def draw(seen: dict[tuple[str, str], Values], sets: Sequence[str], folder: Path) -> None:
     figure, ax = drawing.new(2.5 + 1.6 * len(sets), 3.8)
-    for i, method in enumerate(METHODS):
-        at = [x + 0.16 * (i - (len(METHODS) - 1) / 2) for x in range(len(sets))]
-        values = [seen[name, method]["auc"] for name in sets]
+    methods = [method for method in METHODS if any(m == method for _, m in seen)]
+    for i, method in enumerate(methods):
+        at = [x + 0.16 * (i - (len(methods) - 1) / 2) for x, name in enumerate(sets) if (name, method) in seen]
+        values = [seen[name, method]["auc"] for name in sets if (name, method) in seen]
         bars = [_standard_error(v) for v in values]
         style = {"color": drawing.colour(method), "marker": drawing.marker(method)}
         ax.errorbar(at, [mean(v) for v in values], bars, ls="", capsize=3, label=method, **style)
     ax.set_xticks(range(len(sets)), sets)
     ax.set(ylabel="ROC-AUC", xlim=(-0.6, len(sets) - 0.4))
-    figure.legend(loc="outside upper center", ncols=len(METHODS), frameon=False)
+    figure.legend(loc="outside upper center", ncols=len(methods), frameon=False)
     drawing.save(figure, folder, "mil")
 
 
@@ -204,4 +226,5 @@ EXPERIMENT = Experiment(
     measure,
     conclude,
     needs,
+    partial=True,
 )

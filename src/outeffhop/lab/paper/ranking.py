@@ -69,6 +69,8 @@ def surplus(first: Sequence[float], second: Sequence[float]) -> float:
     return difference if abs(difference) > 2 * math.sqrt(sum(errors)) else 0.0
 
 
-def judged(gain: float, margin: float = 0.0) -> VerdictWord:
-    """The verdict on a claimed gain; a gain or loss within the margin does not count."""
+def judged(gain: float, margin: float = 0.0, seeds: int | None = None) -> VerdictWord:
+    """The verdict on a claimed gain; a gain or loss within the margin does not count, nor does that of one seed."""
+    if seeds == 1:
+        return "not seen"
     return "confirmed" if gain > margin else "contradicted" if gain < -margin else "not seen"

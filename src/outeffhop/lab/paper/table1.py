@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outeffhop.lab.paper import beyond, published, table1_result
+from outeffhop.lab.paper import beyond, published, table1_result, table1_verdicts
 from outeffhop.lab.paper.experiment import Cell, Experiment, Result, Settings, Values, chosen, group_by
 from outeffhop.lab.paper.running import found_before
+from outeffhop.lab.paper.table1_numbers import Found
 from outeffhop.lab.paper.trained_models import measured, quantized
 from outeffhop.lab.paper.training_runs import data_of, finished, run_config, steps_of
 from outeffhop.lab.paper.training_runs import needs as needed_by
@@ -14,8 +15,14 @@ from outeffhop.lab.training import RunConfig
 
 __all__ = ["EXPERIMENT", "by_method", "cells", "config_of", "needs", "split_of"]
 
-# The paper's STanHop-Net row is its Table 2's ETTh1-24, of the test split. Of images, the test split has the most.
+# The paper's STanHop-Net row is its Table 2's ETTh1-24, of the test split. The images that a folder brings for
+# validation are also its test split if it brings no other (ImageNet).
 _SPLIT = {"vit": "test", "stanhop": "test"}
+# BERT's components, which Figure 4 shows: the tensors of the paper's numbers, then the others of a layer
+_WATCHED = {
+    "bert": "*[0-9].output.dense, *[0-9].output.LayerNorm, *[0-9].output.LayerNorm:input, "
+    "*.attention.output.dense, *.attention.output.LayerNorm, *.intermediate.dense"
+}
 
 
 def cells(settings: Settings) -> list[Cell]:
@@ -37,7 +44,9 @@ def needs(settings: Settings) -> list[str]:
 
 def config_of(cell: Cell, settings: Settings) -> RunConfig:
     """The run of a cell, which Figures 2, 3 and 4 share."""
-    return run_config(settings, cell.values["model"], cell.values["method"], cell.values["seed"])
+    model = cell.values["model"]
+    watched = {"outlier_tensors": _WATCHED[model]} if model in _WATCHED else {}
+    return run_config(settings, model, cell.values["method"], cell.values["seed"], train=watched)
 
 
 def split_of(model: str) -> str:
@@ -49,10 +58,11 @@ def measure(cell: Cell, settings: Settings) -> Values:
     config = config_of(cell, settings)
     finished(config, settings)
     split = split_of(cell.values["model"])
-    return {**measured(config, settings, split), "w8a8": quantized(config, settings, split=split)}
+    w8a8 = quantized(config, settings, split=split)
+    return {**measured(config, settings, split), "split": split, "w8a8": w8a8}
 
 
-def by_method(found: dict[str, Values], settings: Settings) -> table1_result.Found:
+def by_method(found: dict[str, Values], settings: Settings) -> Found:
     return group_by(cells(settings), found, "model", "method")
 
 
@@ -64,7 +74,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
     return EXPERIMENT.result(
         table1_result.tables(runs, options),
         table1_result.FIGURES,
-        table1_result.verdicts(runs),
+        table1_verdicts.verdicts(runs),
         table1_result.conditions(runs),
     )
 

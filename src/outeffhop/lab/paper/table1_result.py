@@ -1,34 +1,33 @@
-"""The result of Table 1: its tables, a figure, and a verdict on each claim."""
+"""The result of Table 1: its tables and a figure. table1_verdicts.py has the verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from math import isfinite, sqrt
+from math import isfinite
 from pathlib import Path
 from statistics import mean
 
 from outeffhop.lab.paper import drawing, published
-from outeffhop.lab.paper.experiment import Figure, Table, Values, Verdict
-from outeffhop.lab.paper.ranking import judged, mean_std, shown, surplus
+from outeffhop.lab.paper.experiment import Figure, Table, Values
+from outeffhop.lab.paper.ranking import mean_std, shown
+from outeffhop.lab.paper.table1_numbers import (
+    FIELDS,
+    Found,
+    change,
+    cut,
+    full,
+    loss,
+    losses,
+    models_of,
+    percent,
+    split_of,
+    w8a8,
+)
 from outeffhop.lab.paper.trained_models import CHIEF
 from outeffhop.lab.paper.training_runs import steps_said
 from outeffhop.models import presets
 
-__all__ = [
-    "FIGURES",
-    "Found",
-    "conditions",
-    "cut_verdict",
-    "draw",
-    "loss_verdict",
-    "models_of",
-    "seeds_said",
-    "tables",
-    "verdicts",
-]
-
-Found = dict[tuple[str, str], list[Values]]  # (model, method) → a value of each seed
+__all__ = ["FIGURES", "conditions", "draw", "seeds_said", "tables"]
 
 FIGURES = [
     Figure(
@@ -38,11 +37,6 @@ FIGURES = [
         "Kurtosis and inf norm are on logarithmic scales.",
     )
 ]
-
-
-def models_of(runs: Found) -> list[str]:
-    """The models that are measured, in the paper's order."""
-    return [model for model in published.NAMES if any(m == model for m, _ in runs)]
 
 
 def tables(runs: Found, options: Mapping[str, list[Values]]) -> list[Table]:
@@ -57,7 +51,8 @@ def conditions(runs: Found) -> Values:
         ours = [value for (m, _), values in runs.items() if m == model for value in values]
         numbers = dict.fromkeys("{data}: batches of {batch}, lr {lr:g}, {precision}".format(**run) for run in ours)
         steps = f"steps: {steps_said([run['steps'] for run in ours])}"
-        said[published.NAMES[model]] = ", ".join(["; ".join(numbers), steps, *_samples_said(ours)])
+        split = f"measured on the {' and '.join(sorted({split_of(model, run) for run in ours}))} split"
+        said[published.NAMES[model]] = ", ".join(["; ".join(numbers), steps, *_samples_said(ours), split])
     said["W8A8"] = "weights and activations per tensor, static; three calibration draws for every trained model"
     return said
 
@@ -79,37 +74,6 @@ def seeds_said(runs: Found) -> str:
     return f"{usual}; {', '.join(more)}" if more else f"{usual}"
 
 
-def _unit(model: str) -> int:
-    """Accuracies are given in percent."""
-    return 100 if model == "vit" else 1
-
-
-def _full(model: str, values: Values) -> float:
-    """The chief metric in floating point."""
-    return float(values["metrics"][CHIEF[model][0]]) * _unit(model)
-
-
-def _w8a8(model: str, values: Values) -> float:
-    return mean(map(float, values["w8a8"][CHIEF[model][0]])) * _unit(model)
-
-
-def _loss(model: str, full: float, w8a8: float) -> float:
-    """How much worse the metric is in W8A8."""
-    return full - w8a8 if CHIEF[model][2] == "high" else w8a8 - full
-
-
-def _seed_losses(model: str, values: list[Values]) -> list[float]:
-    return [_loss(model, _full(model, v), _w8a8(model, v)) for v in values]
-
-
-def _losses(model: str, values: list[Values]) -> list[float]:
-    """Over seeds; over calibration draws if there is only one seed."""
-    if len(values) != 1:
-        return _seed_losses(model, values)
-    draws = values[0]["w8a8"][CHIEF[model][0]]
-    return [_loss(model, _full(model, values[0]), float(draw) * _unit(model)) for draw in draws]
-
-
 def _table(model: str, runs: Found) -> Table:
     metric, better = CHIEF[model][1:]
     names = ("avg kurtosis", "max inf norm", f"FP {metric}", f"W8A8 {metric}")
@@ -119,14 +83,16 @@ def _table(model: str, runs: Found) -> Table:
         seen = [
             [float(v["kurtosis"]) for v in values],
             [float(v["inf_norm"]) for v in values],
-            [_full(model, v) for v in values],
-            [_w8a8(model, v) for v in values],
+            [full(model, v) for v in values],
+            [w8a8(model, v) for v in values],
         ]
         ours = [mean_std(numbers) if numbers else None for numbers in seen]
         ours.append(f"{values[0]['parameters'] / 1e6:.3f}M" if values else None)
         size = presets.MODELS[model].paper_parameters[method.startswith("gated")]
         rows.append([method, *ours, *printed, f"{size:g}M"])
     papers = [f"paper: {name}" for name in names]
+    splits = {split_of(model, value) for (m, _), values in runs.items() if m == model for value in values}
+    other_split = model == "stanhop" and splits != {"test"}
     return Table(
         published.NAMES[model],
         ["method", *names, "parameters", *papers, "paper: parameters"],
@@ -136,6 +102,9 @@ def _table(model: str, runs: Found) -> Table:
             for pair in (names, papers)
             for name, side in zip(pair, ("low", "low", better, better), strict=True)
         },
+        note="Ours are of the validation split. The paper's are of the test split, and so are ours in Table 2."
+        if other_split
+        else "",
     )
 
 
@@ -147,7 +116,7 @@ def _options(further: Mapping[str, list[Values]]) -> Table:
         seen = [
             [float(v["kurtosis"]) for v in values],
             [float(v["inf_norm"]) for v in values],
-            [_full("opt", v) for v in values],
+            [full("opt", v) for v in values],
             [mean(map(float, v["rounded"]["W8A8"])) for v in values],
         ]
         rows.append([method, *map(mean_std, seen), f"{values[0]['parameters'] / 1e6:.3f}M"])
@@ -169,8 +138,8 @@ def draw(runs: Found, folder: Path) -> None:
         model, column = models[i // 3], i % 3
         for at, method in enumerate(published.METHODS):
             values, printed = runs.get((model, method), []), published.TABLE1[model, method]
-            seen = [[v["kurtosis"] for v in values], [v["inf_norm"] for v in values], _losses(model, values)][column]
-            theirs = (printed.kurtosis, printed.inf_norm, _loss(model, printed.full, printed.w8a8))[column]
+            seen = [[v["kurtosis"] for v in values], [v["inf_norm"] for v in values], losses(model, values)][column]
+            theirs = (printed.kurtosis, printed.inf_norm, loss(model, printed.full, printed.w8a8))[column]
             if seen and all(map(isfinite, seen)):
                 axis.barh(at, mean(seen), color=drawing.colour(method), height=0.62)
             elif seen:
@@ -195,97 +164,23 @@ def draw(runs: Found, folder: Path) -> None:
 
 
 def _summary(runs: Found) -> Table:
-    columns = ["model", "kurtosis", "inf norm", "W8A8 loss, vanilla", "W8A8 loss, OutEffHop"]
+    names = ("kurtosis", "inf norm", "FP metric", "W8A8 loss without", "W8A8 loss with")
     rows = []
     for model in models_of(runs):
-        old, new = runs.get((model, "vanilla"), []), runs.get((model, "outeffhop"), [])
-        before, after = published.TABLE1[model, "vanilla"], published.TABLE1[model, "outeffhop"]
-        ours = [_percent(_cut(old, new, field)) if old and new else None for field in ("kurtosis", "inf_norm")]
-        losses = [mean_std(_losses(model, values), 3) if values else None for values in (old, new)]
-        printed = [_percent(1 - getattr(after, f) / getattr(before, f)) for f in ("kurtosis", "inf_norm")]
-        rows.append(
-            [
-                published.NAMES[model],
-                *ours,
-                *losses,
-                *printed,
-                *(shown(_loss(model, p.full, p.w8a8), 3) for p in (before, after)),
-            ]
-        )
+        for method, other in published.PAIRS:
+            old, new = runs.get((model, method), []), runs.get((model, other), [])
+            before, after = published.TABLE1[model, method], published.TABLE1[model, other]
+            ours = [percent(cut(old, new, field)) if old and new else None for field in FIELDS]
+            ours.append(percent(-change(model, old, new)) if old and new else None)
+            ours += [mean_std(losses(model, side), 3) if side else None for side in (old, new)]
+            printed = [percent(1 - getattr(after, f) / getattr(before, f)) for f in (*FIELDS, "full")]
+            printed += [shown(loss(model, p.full, p.w8a8), 3) for p in (before, after)]
+            rows.append([published.NAMES[model], method, *ours, *printed])
     return Table(
-        "OutEffHop against vanilla",
-        [*columns, *(f"paper: {c}" for c in columns[1:])],
+        "With softmax1 against without",
+        ["model", "pair", *names, *(f"paper: {name}" for name in names)],
         rows,
-        note="Kurtosis and inf norm: change from vanilla to OutEffHop. W8A8 loss: by how much the model's metric is "
-        "worse in W8A8 than in floating point; ± over seeds, or over calibration draws if only one seed is measured.",
+        note="Kurtosis, inf norm and the metric in floating point: change from softmax to softmax1. W8A8 loss: by how "
+        "much the model's metric is worse in W8A8 than in floating point; ± over seeds, or over calibration draws if "
+        "only one seed is measured.",
     )
-
-
-def _cut(old: list[Values], new: list[Values], field: str) -> float:
-    return 1 - mean(float(v[field]) for v in new) / mean(float(v[field]) for v in old)
-
-
-def _percent(cut: float) -> str:
-    return f"{-100 * cut:+.1f} %".replace("-", "−")
-
-
-def verdicts(runs: Found) -> list[Verdict]:
-    """On the paper's headline claims, and on W8A8 for each model."""
-    both = [m for m in published.NAMES if (m, "vanilla") in runs and (m, "outeffhop") in runs]
-    cuts = {
-        field: [_cut(runs[m, "vanilla"], runs[m, "outeffhop"], field) for m in both]
-        for field in ("kurtosis", "inf_norm")
-    }
-    whole = len(both) == len(published.NAMES)
-    found = [
-        cut_verdict(
-            "average kurtosis", cuts["kurtosis"], published.CLAIMED_KURTOSIS_CUT, published.cut("kurtosis"), whole
-        ),
-        cut_verdict(
-            "maximum infinity norm", cuts["inf_norm"], published.CLAIMED_INF_NORM_CUT, published.cut("inf_norm"), whole
-        ),
-    ]
-    for model in models_of(runs):
-        pair = [runs.get((model, m), []) for m in ("vanilla", "outeffhop")]
-        alone = all(len(values) == 1 for values in pair)
-        # calibration draws of one model do not show how seeds differ, so they are not compared with several seeds
-        old, new = ((_losses if alone else _seed_losses)(model, values) for values in pair)
-        verdict = loss_verdict(
-            published.NAMES[model], CHIEF[model][1], old, new, _chance(model, *pair) if alone else 0.0
-        )
-        if alone:
-            verdict = replace(verdict, numbers=f"{verdict.numbers}, over calibration draws of one trained model each")
-        found.append(verdict)
-    return found
-
-
-def _chance(model: str, old: list[Values], new: list[Values]) -> float:
-    """The standard error of an accuracy difference that comes from the choice of images; draws do not show it."""
-    if CHIEF[model][0] != "accuracy":
-        return 0.0
-    return 100 * sqrt(sum(p * (1 - p) / v["samples"] for v in (*old, *new) for p in [v["metrics"]["accuracy"]]))
-
-
-def cut_verdict(what: str, cuts: list[float], claimed: float, printed: float, whole: bool = True) -> Verdict:
-    """Confirmed by a reduction as large as claimed, not seen if it is smaller, contradicted by an increase."""
-    claim = f"OutEffHop reduces the {what} by {100 * claimed:.0f} % on average over four models"
-    if not cuts or not whole:
-        return Verdict(claim, "not measured", f"{len(cuts)} of {len(published.NAMES)} models are measured")
-    got = mean(cuts)
-    each = ", ".join(map(_percent, cuts))
-    if not isfinite(got):
-        return Verdict(claim, "not measured", f"not every number is finite: {each}")
-    numbers = f"{_percent(got)} on average ({each}); the paper's own table gives {_percent(printed)}"
-    return Verdict(claim, "confirmed" if got >= claimed else "not seen" if got > 0 else "contradicted", numbers)
-
-
-def loss_verdict(name: str, metric: str, old: list[float], new: list[float], chance: float = 0.0) -> Verdict:
-    """A difference does not count if it is within two standard errors over seeds or draws, or within ``chance``."""
-    claim = f"{name}: OutEffHop loses less {metric} in W8A8 than vanilla"
-    if metric != "top-1 accuracy":
-        claim = f"{name}: {metric} rises less in W8A8 with OutEffHop than with vanilla"
-    if not old or not new:
-        return Verdict(claim, "not measured", "")
-    numbers = f"{mean_std(new, 3)} against {mean_std(old, 3)}"
-    gain = surplus(old, new)
-    return Verdict(claim, judged(gain, chance), f"{numbers}; up to {chance:.2g} may be chance" if chance else numbers)

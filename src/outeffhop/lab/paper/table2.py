@@ -17,6 +17,7 @@ from outeffhop.lab.paper.experiment import (
     Table,
     Values,
     Verdict,
+    VerdictWord,
     chosen,
     group_by,
 )
@@ -229,10 +230,10 @@ def top_two_verdict(good: int, of: int, seeds: int) -> Verdict:
     printed = "{} of {}".format(*published.top_two())
     numbers = f"{good} of {of} (chance: {of / 2:g}); the numbers the paper prints make it {printed}"
     if seeds < 2:
-        return Verdict(claim, "not seen", f"{numbers}; one seed")
+        return Verdict(claim, "not seen", numbers, seeds)
     if share >= claimed / settings:
-        return Verdict(claim, "confirmed", numbers)
-    return Verdict(claim, "not seen" if share > 0.5 else "contradicted", numbers)
+        return Verdict(claim, "confirmed", numbers, seeds)
+    return Verdict(claim, "not seen" if share > 0.5 else "contradicted", numbers, seeds)
 
 
 def cut(numbers: Numbers, field: str) -> float | None:
@@ -261,12 +262,12 @@ def cut_verdict(seeds: Seeds, field: str) -> Verdict:
         return Verdict(claim, "not measured", "no forecast is measured with all four layers")
     printed = {key: value._asdict() for key, value in published.TABLE2.items()}
     theirs = cut(printed, field) or 0.0
-    few = "; one seed" if len(cuts) == 1 else ""
-    numbers = f"{-mean(cuts):+.1%}; the numbers the paper prints make it {-theirs:+.1%}{few}"
+    numbers = f"{-mean(cuts):+.1%}; the numbers the paper prints make it {-theirs:+.1%}"
     gain = surplus(cuts, [0.0])
     if len(cuts) == 1:
-        return Verdict(claim, "not seen", numbers)
-    return Verdict(claim, "confirmed" if gain >= low else "contradicted" if gain < 0 else "not seen", numbers)
+        return Verdict(claim, "not seen", numbers, 1)
+    word: VerdictWord = "confirmed" if gain >= low else "contradicted" if gain < 0 else "not seen"
+    return Verdict(claim, word, numbers, len(cuts))
 
 
 def needs(settings: Settings) -> list[str]:

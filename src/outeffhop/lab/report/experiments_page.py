@@ -72,7 +72,8 @@ def _claims(verdicts: Sequence[Verdict], numbers: bool = True) -> str:
     lines = []
     for verdict in verdicts:
         kind = verdict.verdict if verdict.verdict in ("confirmed", "contradicted") else "open"
-        seen = f"<small>{escape(verdict.numbers)}</small>" if numbers and verdict.numbers else ""
+        said = "; ".join(filter(None, (verdict.numbers, verdict.seeds_said)))
+        seen = f"<small>{escape(said)}</small>" if numbers and said else ""
         lines.append(f'<li><span class="{kind}">{escape(verdict.verdict)}</span> {escape(verdict.claim)}{seen}</li>')
     return '<ul class="claims">' + "\n".join(lines) + "</ul>"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outeffhop.lab.paper.experiment import Result, Table, Verdict
@@ -10,7 +11,7 @@ from outeffhop.lab.paper.ranking import ranks
 from outeffhop.lab.paper.registry import NAMES
 from outeffhop.lab.report.experiments_page import text_of
 
-__all__ = ["markdown_of"]
+__all__ = ["claims_of", "markdown_of"]
 
 _MARKS = {1: "**{}**", 2: "<u>{}</u>"}
 
@@ -37,9 +38,24 @@ def markdown_of(result: Result, folder: str) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
+def claims_of(results: Mapping[str, Sequence[Result]]) -> str:
+    """A table of every claim with its verdict and the seeds behind it; ``results`` by the scale they are of."""
+    judged = [(scale, result, v) for scale, several in results.items() for result in several for v in result.verdicts]
+    counts = Counter(str(v.verdict) for _, _, v in judged)
+    lines = ["| of the paper | scale | claim | verdict | seeds |", "| --- | --- | --- | --- | --- |"]
+    for scale, result, v in judged:
+        seeds = v.seeds if v.seeds is not None else result.conditions.get("seeds", "none")
+        entries = (result.of, scale, v.claim, v.verdict, "" if v.verdict == "not measured" else seeds)
+        lines.append(f"| {' | '.join(map(_plain, entries))} |")
+    said = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+    return f"{len(judged)} claims: {said}.\n\n" + "\n".join(lines) + "\n"
+
+
 def _claims(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(
-        f"- **{v.verdict}**: {_plain(v.claim)}" + (f": {_plain(v.numbers)}" if v.numbers else "") for v in verdicts
+        f"- **{v.verdict}**{f' ({v.seeds_said})' if v.seeds_said else ''}: {_plain(v.claim)}"
+        + (f": {_plain(v.numbers)}" if v.numbers else "")
+        for v in verdicts
     )
 
 
