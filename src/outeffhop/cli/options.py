@@ -196,7 +196,7 @@ class Quantize(Checkpoint):
     Example: outeffhop quantize RUN --out RUN
 
     Attributes:
-        bits: of weights and activations, 2 to 16, such as W4A8; W8A8KV8 also rounds the KV cache.
+        bits: of weights and activations, 2 to 16; W8A8KV8: the KV cache too.
         scheme: all that the paper quantizes, Linear layers, or a rival.
         range: of activations: running (default), minmax (of smoothquant), percentile or mse.
         calibration_batches: batches of training data for each seed.
@@ -319,20 +319,22 @@ class Reproduce:
 
 def parse(kind: type[Options], command: str, words: Sequence[str], default: Options | None = None) -> Options:
     """The options that the words of a command line give. Prints help, or what is wrong, and exits where asked to."""
+    if command in _SHORT_HELP:
+        if {"-h", "--help"} & set(words):
+            print(_SHORT_HELP[command]())
+            sys.exit(0)
+        words = ["--help" if word == "--help-all" else word for word in words]
     given = {} if default is None else {"default": default}
     return tyro.cli(kind, prog=f"outeffhop {command}", args=words, config=(FlagCreatePairsOff,), **given)  # type: ignore[call-overload, no-any-return]
 
 
 def parse_train(words: Sequence[str]) -> Train:
     """The options of ``train``, whose defaults are those of the file given by ``--config``."""
-    if {"-h", "--help"} & set(words):
-        print(_train_help())
-        sys.exit(0)
-    config = _config_in(words)
+    config = None if {"-h", "--help"} & set(words) else _config_in(words)
     default = RunConfig() if config is None else from_yaml(config)
     # tyro would make one flag for each name of a mapping that is not empty, and accept no others
     start = Train(run=dataclasses.replace(default, changes={}))
-    chosen = parse(Train, "train", ["--help" if word == "--help-all" else word for word in words], start)
+    chosen = parse(Train, "train", words, start)
     changes = {**default.changes, **chosen.run.changes}
     return dataclasses.replace(chosen, run=dataclasses.replace(chosen.run, changes=changes))
 
@@ -377,3 +379,38 @@ Example: outeffhop train --model opt --method outeffhop --data builtin:text --ou
   --samples.NAME VALUE; likewise:
 {names(DataConfig)}
   --help-all       explain each of them"""
+
+
+def _mend_help() -> str:
+    """One screen: what most people need, and the names of the rest."""
+    return """\
+usage: outeffhop mend CHECKPOINT --data SPEC --out FOLDER [options]
+
+Example: outeffhop mend CHECKPOINT --data text/ --out mended
+
+Remove the outliers of a trained model, so that it survives 8 bits. CHECKPOINT is the folder of any
+transformers model of text or images; it is never changed. The result is in OUT/model, OUT/mend.json
+and OUT/mend.html.
+
+  --data SPEC      what the model is fine-tuned and measured on (see outeffhop data)
+  --out FOLDER     must be new or empty
+  --minutes X      of fine-tuning; default: 10
+  --steps N        optimizer steps, instead of minutes
+  --method NAME    auto (default) keeps the architecture; others convert to a method
+  --teacher FOLDER imitate this checkpoint instead of learning from labels; it may be CHECKPOINT
+  --plain          also fine-tune without any remedy, to compare with; takes as long again
+  --penalty X      weight of the penalty on outliers; default: 0.1
+  --weight-bound X largest weight of a matrix in its standard deviations; default: 16
+  --lr X           highest learning rate; default: 3e-4 with labels, 2e-4 or less otherwise
+  --batch-size N   samples per step; default: 16
+  --length N       tokens per sample; default: 512 for causal models, 128 for others
+  --precision fp32|bf16            default: fp32
+  --resume auto    continue the mending in --out, if there is one
+  --json           print JSON
+  also: --accumulate --batches --calibration-batches --device --gradient-checkpointing --seed --seeds
+        --tokenizer
+  --help-all       explain each of them"""
+
+
+# commands with more flags than a screen has lines
+_SHORT_HELP = {"train": _train_help, "mend": _mend_help}
