@@ -1,9 +1,11 @@
 """Datasets of the hub, through datasets themselves that the tests make, and without a network."""
 
+from fnmatch import fnmatch
+
 import datasets
+import huggingface_hub
 import numpy as np
 import pytest
-import transformers
 from PIL import Image
 
 from outeffhop.lab.data import prepare
@@ -151,16 +153,20 @@ def test_only_text_is_joined(hub):
         kind_of(parse("hub:books+numbers"))
 
 
-def test_a_tokenizer_of_the_hub(monkeypatch):
-    trained = train_tokenizer(iter(["some text, and some more"]), 300)
+def test_a_tokenizer_of_the_hub(tmp_path, monkeypatch):
+    """Only the files of a tokenizer are asked for, and they are read like any local ones."""
+    trained = train_tokenizer(iter(["some text", "more of it"]), 300)
+    trained.save_pretrained(tmp_path / "known")
+    asked = []
 
-    def from_pretrained(name, **options):
-        assert options == {"trust_remote_code": False}
+    def download(name, *, allow_patterns):
+        asked.extend(allow_patterns)
         if name != "owner/known":
-            raise OSError(f"{name} is not a model")
-        return trained
+            raise OSError("no such model")
+        return str(tmp_path / "known")
 
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
-    assert load_tokenizer("hub:owner/known") is trained
-    with pytest.raises(ValueError, match=r"tokenizer='hub:unknown' could not be loaded from the hub"):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert load_tokenizer("hub:owner/known").get_vocab() == trained.get_vocab()
+    assert not any(fnmatch(file, pattern) for file in ("model.safetensors", "x.py", "x.bin") for pattern in asked)
+    with pytest.raises(ValueError, match=r"tokenizer='hub:unknown' could not be loaded from the hub \(no such model\)"):
         load_tokenizer("hub:unknown")

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, loaded by ``datasets``; code from the hub is never run."""
+"""Datasets and tokenizers of the Hugging Face hub; code from the hub is never run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from outeffhop.lab.data.specs import Spec
 if TYPE_CHECKING:
     from datasets import Dataset  # type: ignore[import-untyped]
 
-__all__ = ["kind_of_rows", "load", "text_column"]
+__all__ = ["kind_of_rows", "load", "text_column", "tokenizer_files"]
+
+_TOKENIZER = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "config.json")
 
 
 def load(spec: Spec) -> dict[str, Dataset]:
@@ -42,6 +44,18 @@ def load(spec: Spec) -> dict[str, Dataset]:
         f"data spec {spec.text!r} could not be loaded from the hub ({'; '.join(failures)}): check the name; without "
         "a network, download the data elsewhere and give its path"
     )
+
+
+def tokenizer_files(spec: str) -> str:
+    """The local folder with the tokenizer of a model, ``hub:NAME``; downloaded unless it was before. No weights are."""
+    try:
+        return str(require("huggingface_hub").snapshot_download(spec.removeprefix("hub:"), allow_patterns=_TOKENIZER))
+    except Exception as error:  # from no network to an unknown name
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"tokenizer={spec!r} could not be loaded from the hub ({said}): check the name; without a network, "
+            "download its files elsewhere and give their folder"
+        ) from error
 
 
 def kind_of_rows(spec: Spec, rows: Dataset) -> str:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from outeffhop.lab.data.corpus import Corpus, pieces
 from outeffhop.lab.data.disk_cache import DiskCache
+from outeffhop.lab.data.hub import tokenizer_files
 from outeffhop.lab.data.samples import check_size
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     from outeffhop.models.remote_code import refuse_code
 
     if str(folder).startswith("hub:"):
-        return _of_hub(str(folder))
+        folder = tokenizer_files(str(folder))
     path = Path(expanduser(folder))
     names = {p.name for p in path.iterdir()} if path.is_dir() else set()
     if names & {"tokenizer.json", "tokenizer_config.json"}:
@@ -109,23 +110,6 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
             f"tokenizer={str(path)!r} has {len(found)} tokens, but ids up to {ids_of(found) - 1}: is it damaged?"
         )
     return found
-
-
-def _of_hub(spec: str) -> PreTrainedTokenizerFast:
-    """Also without a network, if it was downloaded before; code from the hub is never run."""
-    from transformers import AutoTokenizer
-
-    try:
-        found: Any = AutoTokenizer.from_pretrained(spec.removeprefix("hub:"), trust_remote_code=False)
-    except Exception as error:  # from no network to an unknown name
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(
-            f"tokenizer={spec!r} could not be loaded from the hub ({said}): check the name; without a network, "
-            "download its files elsewhere and give their folder"
-        ) from error
-    if getattr(found, "backend_tokenizer", None) is None:
-        raise ValueError(f"tokenizer={spec!r} is a {type(found).__name__}: a fast tokenizer is needed")
-    return found  # type: ignore[no-any-return]
 
 
 def ids_of(tokenizer: PreTrainedTokenizerFast) -> int:
