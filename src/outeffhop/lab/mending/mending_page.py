@@ -34,9 +34,9 @@ def mending_page(report: MendReport) -> str:
         Section(
             "What 8 bits cost",
             table(*cost_table(report)),
-            "Every row is one way to quantize, simulated; every column one model. The rows below the first are the "
-            "remedies that leave the model as it is: they need dynamic ranges, leave everything except Linear layers "
-            "in floating point, or need a GPU with 8-bit floating point.",
+            "Every row is one way to quantize, simulated; every column one model. Static ranges per tensor for the "
+            "whole model are the hardest. The other ways leave all but Linear layers in floating point, find ranges as "
+            "the model runs, or use 8-bit floating point.",
         ),
         Section(
             "Outliers by layer",
