@@ -17,7 +17,8 @@ from outeffhop.lab.paper import Settings, drawing, published, run
 from outeffhop.lab.paper import training_runs as shared
 from outeffhop.lab.paper.beyond_result import Candidate, at_equal_perplexity, fold_verdict, lower_verdict
 from outeffhop.lab.paper.convergence import speed_verdicts
-from outeffhop.lab.paper.cost import time_verdict
+from outeffhop.lab.paper.cost import memory_verdict, time_verdict
+from outeffhop.lab.paper.host_memory import host_memory, resident_gb
 from outeffhop.lab.paper.ranking import shown as number_shown
 from outeffhop.lab.paper.ranking import surplus
 from outeffhop.lab.paper.registry import find
@@ -278,12 +279,43 @@ def test_table2_forecasts_with_four_layers(cache, tmp_path):
     assert f"of {2}" in result.verdicts[0].numbers
 
 
-def test_cost_times_both_methods(tmp_path):
-    result = run(only("cost", "vit", "stanhop"), quick(tmp_path), tell=lambda _: None)
-    seconds = cell(tmp_path, "vit", "cost")["seconds"]
-    assert {method: len(times) for method, times in seconds.items()} == {"vanilla": 3, "outeffhop": 3}
-    assert [row[:2] for row in result.tables[0].rows[:2]] == [["ViT", "vanilla"], ["ViT", "outeffhop"]]
-    assert result.tables[0].rows[0][5] == "not measured"  # the memory of a CPU
+def test_cost_times_both_methods_and_keeps_main_memory_over_time(tmp_path):
+    result = run(only("cost", "vit"), quick(tmp_path), tell=lambda _: None)
+    found = cell(tmp_path, "vit", "cost")
+    assert {method: len(times) for method, times in found["seconds"].items()} == {"vanilla": 3, "outeffhop": 3}
+    table = result.tables[0]
+    assert [row[:2] for row in table.rows] == [["ViT", "vanilla"], ["ViT", "outeffhop"]]
+    assert table.rows[0][5] == "not measured"  # the memory of a CPU
+    for row, host in zip(table.rows, found["host"].values(), strict=True):
+        assert len(host["seconds"]) == len(host["gb"]) > 1
+        assert host["seconds"] == sorted(host["seconds"])
+        assert 0.05 < host["mean_gb"] <= host["peak_gb"]  # a process with torch has more than 50 MB
+        assert row[table.columns.index("RAM, mean GB")] == round(host["mean_gb"], 3)
+    assert [figure.name for figure in result.figures] == ["time", "host-memory"]
+    assert (tmp_path / "cost" / "host-memory.png").exists()
+    assert result.verdicts[1].verdict in ("confirmed", "contradicted")
+
+
+def test_main_memory_is_of_the_process_that_trains():
+    ballast = torch.ones(200_000_000)  # 0.8 GB in this process
+    host = host_memory("stanhop", "vanilla", Settings(quick=True), 2)
+    assert resident_gb() - host["mean_gb"] > 0.3
+    del ballast
+
+
+def test_a_cost_without_main_memory_is_kept(tmp_path):
+    seconds = {"vanilla": [1.0, 1.0], "outeffhop": [1.0, 1.1]}
+    kept = {"seconds": seconds, "memory_gb": {"vanilla": 1.0, "outeffhop": 1.0}, "batch": 4, "precision": "bf16"}
+    result = find("cost").conclude({"opt": {**kept, "threads": 1}}, Settings(out=tmp_path), tmp_path)
+    assert result.tables[0].rows[0][6:8] == [None, None]
+    assert [figure.name for figure in result.figures] == ["time"]
+    assert result.verdicts[1].verdict == "not measured"
+
+
+@pytest.mark.parametrize(("new", "word"), [(1.05, "confirmed"), (1.3, "contradicted")])
+def test_the_verdict_on_main_memory(new, word):
+    host = {"vanilla": {"mean_gb": 2.0, "peak_gb": 2.0}, "outeffhop": {"mean_gb": 2.0 * new, "peak_gb": 9.0}}
+    assert memory_verdict({"opt": {"host": host}}).verdict == word
 
 
 def test_a_cost_is_of_its_device(tmp_path):

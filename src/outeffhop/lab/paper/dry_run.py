@@ -250,7 +250,7 @@ def _costs(experiment: Experiment, settings: Settings) -> Parts:
         parts[model] = {
             "parameters, M": _millions(model, settings),
             "methods": ", ".join(cost.METHODS),
-            "measured": "time and peak memory of a training step",
+            "measured": "time and memory of a training step; main memory of the training process",
             "machine": "this one",
             "rounds": cell.values["rounds"],
             "largest batch": config.train.batch_size,

@@ -314,8 +314,12 @@ DIFFERENCES: dict[tuple[str, str, str], str] = {
     },
     ("convergence", "vit", "data"): "CIFAR-10 only",
     **{
-        ("cost", model, "measured"): "time of a step and peak memory, which say more about a method than the memory of "
-        "a whole machine"
+        (
+            "cost",
+            model,
+            "measured",
+        ): "time of a step, and memory of the training process alone, on made-up batches: the "
+        "data loaders of a whole machine say nothing about a method"
         for model in ("bert", "opt", "vit", "stanhop")
     },
     **{
