@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-slow tiny wheel test-versions coverage fuzz lint format docs bench clean
+.PHONY: help setup demo test test-slow tiny wheel test-versions coverage fuzz lint format docs bench matrix clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ format: setup ## format the code with ruff
 
 docs: setup ## the documentation as a site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+matrix: setup ## which models are served, against independent truths; writes docs/compatibility.md, resumes
+	$(BIN)/python tools/matrix.py
 
 bench: setup ## what attention costs on this machine, against vanilla attention; writes benchmarks/results/
 	$(BIN)/python benchmarks/attention.py

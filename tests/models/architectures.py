@@ -99,13 +99,36 @@ EMBEDDING = {
     "SwinModel": _swin,
     "ViTForMaskedImageModeling": _image | dict(encoder_stride=4),
 }
+_deepseek = {k: v for k, v in _decoder.items() if k != "head_dim"} | dict(
+    num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8
+)
+_deepseek |= dict(n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1, first_k_dense_replace=1)
+_deepseek |= dict(moe_intermediate_size=16, experts_implementation="eager")
+_moe = dict(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16, experts_implementation="eager")
+_whisper = _bart | dict(num_mel_bins=8, max_source_positions=16, max_target_positions=32)
+# models of the matrix that no command serves yet, or that the tables above have in another form
+MORE_CAUSAL = {
+    "Qwen2ForCausalLM": {k: v for k, v in _decoder.items() if k != "head_dim"},
+    "Qwen3MoeForCausalLM": _decoder | _moe,
+    "DeepseekV3ForCausalLM": _deepseek,
+}
+OTHER = {
+    "WhisperForConditionalGeneration": _whisper,
+    "CLIPModel": _of_parts(_clip_text, _vision, projection_dim=16),
+    "SiglipModel": _of_parts(_clip_text, _vision),
+}
 MODELS = MASKED | CAUSAL | SEQ2SEQ | CLASSIFIERS | EMBEDDING
+
+_LEFT_OUT = ("MT5", "MBart", "Pegasus", "Marian", "Beit", "ConvNext", "ResNet", "Gemma3ForCond", "Llava")
+MATRIX = tuple(
+    n for n in (CAUSAL | MORE_CAUSAL | MASKED | SEQ2SEQ | CLASSIFIERS | OTHER) if not n.startswith(_LEFT_OUT)
+)
 
 
 def build(name, **changes):
     kind = getattr(transformers, name)
     torch.manual_seed(0)
-    model = kind(kind.config_class(**MODELS[name] | changes)).eval()
+    model = kind(kind.config_class(**(MODELS | MORE_CAUSAL | OTHER)[name] | changes)).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in model.parameters():  # larger than the first ones, so that no output is constant
