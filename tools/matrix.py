@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -40,7 +41,7 @@ def cell(name, what):
 
 
 def _line(error):
-    text = " ".join(str(error).split())
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())  # some errors are coloured for a terminal
     return text if len(text) <= 200 else text[:197] + "..."
 
 
