@@ -255,6 +255,18 @@ def test_max_steps_and_queries_that_never_rest() -> None:
     assert result.steps[2] == 1
 
 
+def test_max_steps_alone_updates_until_at_rest() -> None:
+    memory, x = HopfieldMemory(torch.randn(20, 5), 0.5), torch.randn(6, 5)
+    result = memory.retrieve(x, tol=0.0, max_steps=5)
+    assert result.steps.tolist() == [5] * 6
+    assert torch.equal(result.state, memory.retrieve(x, 5).state)
+    loose = memory.retrieve(x, tol=0.5, max_steps=50)
+    assert loose.converged.all()
+    assert torch.equal(loose.steps, memory.retrieve(x, None, tol=0.5).steps)
+    with pytest.raises(ValueError, match=r"steps=2 and max_steps=5: give steps for exactly"):
+        memory.retrieve(x, 2, max_steps=5)
+
+
 def test_only_unfinished_queries_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     plain = hopfield_memory.fused_update
@@ -516,8 +528,10 @@ def test_no_overlap_and_no_queries() -> None:
 
 def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
     memory, x = HopfieldMemory(torch.randn(5, 3)), torch.randn(4, 3)
-    result = memory.retrieve(x, np.int64(2), tol=np.float32(1e-3), max_steps=np.int64(9))  # type: ignore[arg-type]
+    result = memory.retrieve(x, np.int64(2), tol=np.float32(1e-3))  # type: ignore[arg-type]
     assert torch.equal(result.state, memory.retrieve(x, 2).state)
+    result = memory.retrieve(x, tol=0.0, max_steps=np.int64(9))  # type: ignore[arg-type]
+    assert torch.equal(result.state, memory.retrieve(x, None, tol=0.0, max_steps=9).state)
 
 
 def test_what_is_learned_elsewhere_keeps_its_start_value() -> None:

@@ -100,7 +100,7 @@ class HopfieldMemory:
         return self._normalizer.n if isinstance(self._normalizer, SoftmaxN | Clipped) else 0.0
 
     def retrieve(
-        self, x: Tensor, steps: int | None = 1, *, tol: float = 1e-4, max_steps: int = 1000, trace: bool = False
+        self, x: Tensor, steps: int | None = 1, *, tol: float = 1e-4, max_steps: int | None = None, trace: bool = False
     ) -> Retrieval:
         """Retrieves for queries [..., d], differentiably in them.
 
@@ -109,7 +109,8 @@ class HopfieldMemory:
             steps: how many updates of every query; None updates each query until it is at rest.
             tol: a query is at rest once an update moves it by at most tol·max(1, ‖x‖); a tol below the
                 dtype's resolution is raised to that.
-            max_steps: the limit with steps=None; a query that reaches it has converged False.
+            max_steps: updates each query until it is at rest, like steps=None, but at most this often; 1000 with
+                steps=None. A query that reaches the limit has converged False.
             trace: also return the energy before and after each update; this takes one more evaluation.
         """
         check_queries(x, self._active)

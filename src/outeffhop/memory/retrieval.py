@@ -43,21 +43,24 @@ class Update(NamedTuple):
     energy: Tensor | None  # [Q], of x, not of the new state
 
 
+_MANY = 1000  # updates after which a query that is not at rest is given up
+
+
 def iterate(
     update: Callable[[Tensor], Update],
     x: Tensor,
     steps: int | None,
     tol: float,
-    max_steps: int,
+    max_steps: int | None,
     trace: bool,
     agree: Callable[[Tensor], Tensor] = lambda stop: stop,
 ) -> Retrieval:
-    """``steps`` updates of every query; with None, updates of each query until it is at rest.
+    """``steps`` updates of every query; with None or ``max_steps``, updates of each query until it is at rest.
 
     A query at rest leaves the batch, so its result and cost do not depend on the other queries.
     ``agree`` lets processes that iterate together agree on which queries stop.
     """
-    limit = _check_steps(steps, tol, max_steps)
+    limit, to_rest = _check_steps(steps, tol, max_steps)
     lead, device = x.shape[:-1], x.device
     # two roundings of one number may differ by the dtype's resolution
     tol = max(tol, torch.finfo(x.dtype).eps)
@@ -74,7 +77,7 @@ def iterate(
             energies.append(energies[-1].index_copy(0, active, after.energy) if energies else after.energy)
         change, bound = _norm(new - state), tol * _norm(state).clamp(min=1.0)
         # a NaN query never comes to rest: it stops as well
-        stop = ~(change > bound) if steps is None and step < limit else torch.full_like(active, step == limit).bool()
+        stop = ~(change > bound) if to_rest and step < limit else torch.full_like(active, step == limit).bool()
         stop = agree(stop)
         taken[active] = step
         converged[active] = change <= bound
@@ -109,12 +112,19 @@ def _norm(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x.detach(), dim=-1, dtype=compute_dtype(x.dtype))
 
 
-def _check_steps(steps: int | None, tol: float, max_steps: int) -> int:
-    """The largest number of updates."""
+def _check_steps(steps: int | None, tol: float, max_steps: int | None) -> tuple[int, bool]:
+    """The largest number of updates, and whether a query at rest stops before it."""
     if steps is not None and steps < 1:
         raise ValueError(f"steps={steps}: must be at least 1, or None to update until every query is at rest")
-    if max_steps < 1:
+    if max_steps is not None and max_steps < 1:
         raise ValueError(f"max_steps={max_steps}: must be at least 1")
+    if max_steps is not None and steps is not None and steps > 1:
+        raise ValueError(
+            f"steps={steps} and max_steps={max_steps}: give steps for exactly that many updates, or max_steps to "
+            "update until every query is at rest, at most that often"
+        )
     if not tol >= 0.0:
         raise ValueError(f"tol={tol}: must not be negative")
-    return max_steps if steps is None else steps
+    if max_steps is None and steps is not None:
+        return steps, False
+    return _MANY if max_steps is None else max_steps, True

@@ -95,7 +95,7 @@ class ShardedMemory:
 
     @torch.no_grad()
     def retrieve(
-        self, x: Tensor, steps: int | None = 1, *, tol: float = 1e-4, max_steps: int = 1000, trace: bool = False
+        self, x: Tensor, steps: int | None = 1, *, tol: float = 1e-4, max_steps: int | None = None, trace: bool = False
     ) -> Retrieval:
         """Like ``HopfieldMemory.retrieve``, without gradients; every rank calls it with the same queries."""
         self._check_same(x)
