@@ -97,9 +97,10 @@ def test_rounding_is_no_deviation_of_a_series_that_stands_still(tmp_path):
         ("date;x;y\nt0;1;2\n", "with commas; its first line is .'date;x;y'"),
         ("", "needs a header"),
         ("date,x\n", "has a header but no rows"),
-        ("date\n1\n", "needs a header with a date and at least one series"),
+        ("date\n1\n", "needs at least one series beside its dates"),
         ("date,x,y\nt0,1,2\nt1,nan,2\n", r"a\.csv, row 3, column 'x': 'nan' is not a finite number"),
         ("date,x,y\nt0,1,2\n\nt1,1,\n", r"a\.csv, row 4, column 'y': '' is not a finite number"),
+        ("x,y\n1,2\nnan,3\n", r"a\.csv, row 3, column 'x': 'nan' is not a finite number"),
         ("date,x,y\nt0,1,inf\n", "column 'y': 'inf'"),
         ("date,x,y\nt0,1\n", r"a\.csv, row 2: 2 values, but the header has 3"),
     ],
@@ -114,6 +115,25 @@ def test_wrong_files_are_named(tmp_path, content, message):
 def test_whole_numbers_may_be_names(tmp_path, header):
     (tmp_path / "a.csv").write_text(f"{header}\nt0,1,2\n")
     assert read_csv(tmp_path / "a.csv")[1] == header.split(",")[1:]
+
+
+@pytest.mark.parametrize(
+    ("content", "dates", "names"),
+    [
+        ("load,wind\n3.5,1\n2.5,2\n", ["0", "1"], ["load", "wind"]),
+        ("load,wind\n2.5,1\n3.7,2\n", ["0", "1"], ["load", "wind"]),  # it increases, but by no fixed step
+        ("load\n3.5\n2.5\n", ["0", "1"], ["load"]),
+        ("n,wind\n7,1\n8,2\n", ["7", "8"], ["wind"]),  # the numbers of the rows
+        ("time,wind\n0.5,1\n0.7,2\n", ["0.5", "0.7"], ["wind"]),
+        ("when,wind\nMonday,1\nTuesday,2\n", ["Monday", "Tuesday"], ["wind"]),
+    ],
+)
+def test_a_first_column_without_dates_is_a_series(tmp_path, content, dates, names):
+    (tmp_path / "a.csv").write_text(content)
+    found, series, values = read_csv(tmp_path / "a.csv")
+    assert (found, series) == (dates, names)
+    rows = [line.split(",")[-len(names) :] for line in content.splitlines()[1:]]
+    assert values.tolist() == [[float(text) for text in row] for row in rows]
 
 
 def test_a_file_of_windows(tmp_path):

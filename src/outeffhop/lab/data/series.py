@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ _KNOWN = {  # training, validation and test rows of the benchmarks; rows after t
     "wth": (28 * _MONTH, 10 * _MONTH, 10 * _MONTH),
 }
 _SHARES = (0.7, 0.1, 0.2)
+_TIME = re.compile(r"date|time|\b(ds|t|index|row|step|year|month|week|day|hour|minute|second)s?\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -119,10 +121,10 @@ def _check_dates(spec: Spec, dates: list[str]) -> None:
         )
 
 
-def _as_number(text: str) -> float:
+def _as_number(value: Any) -> float:
     try:
-        return float(text)
-    except ValueError:
+        return float(value)
+    except (ValueError, TypeError):  # a datetime of the hub
         return float("nan")
 
 
@@ -136,27 +138,43 @@ def _as_time(text: str) -> datetime | None:
 
 
 def read_csv(file: Path) -> tuple[list[str], list[str], NDArray[np.float64]]:
-    """Reads dates, names of the series and values [rows, D] from a csv file with a header and dates first."""
+    """Reads dates, names of the series and values [rows, D] from a csv file with a header.
+
+    The first column holds the dates. Without one, that is, where it holds numbers under the name of a series, it is a
+    series like the others, and the dates are the numbers of the rows.
+    """
     rows = _csv_rows(file)
     _, header = next(rows, (0, []))
-    if len(header) < 2:
+    if not header or any(";" in name or "\t" in name for name in header):
         raise ValueError(
-            f"{file} needs a header with a date and at least one series, with commas; its first line is {header}"
+            f"{file} needs a header with the names of its columns, with commas; its first line is {header}"
         )
     if header[0][:1].isdigit() and all(math.isfinite(_as_number(name)) for name in header[1:]):
         raise ValueError(f"{file} has no header: its first line is {header}; add the names of the columns")
-    dates, values = [], []
-    for number, row in rows:
-        if not row:
-            continue
+    found = [(number, row) for number, row in rows if row]
+    for number, row in found:
         if len(row) != len(header):
             raise ValueError(f"{file}, row {number}: {len(row)} values, but the header has {len(header)}")
-        dates.append(row[0])
-        named = zip(header[1:], row[1:], strict=True)
-        values.append([_number(file, number, name, text) for name, text in named])
-    if not values:
+    if not found:
         raise ValueError(f"{file} has a header but no rows")
-    return dates, header[1:], np.array(values)
+    dated = _holds_dates(header[0], [row[0] for _, row in found])
+    if dated and len(header) < 2:
+        raise ValueError(f"{file} needs at least one series beside its dates; its first line is {header}")
+    dates = [row[0] for _, row in found] if dated else [str(i) for i in range(len(found))]
+    names = header[1:] if dated else header
+    values = [
+        [_number(file, number, name, text) for name, text in zip(names, row[dated:], strict=True)]
+        for number, row in found
+    ]
+    return dates, names, np.array(values)
+
+
+def _holds_dates(name: str, column: Sequence[Any]) -> bool:
+    """Whether a first column holds dates: by its name, or because it does not begin with a number, or counts rows."""
+    if not name.strip() or _TIME.search(name):
+        return True
+    numbers = [_as_number(value) for value in column]
+    return not math.isfinite(numbers[0]) or set(np.diff(numbers).tolist()) == {1.0}
 
 
 def _csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
@@ -182,7 +200,9 @@ def _of_hub(spec: Spec, found: dict[str, Rows]) -> tuple[list[str], list[str], N
     names: list[str] = []
     for rows in (found[split] for split in SPLITS if split in found):
         first, *names = rows.features
-        dates += [str(date) for date in rows[first]]
+        dated = _holds_dates(first, rows[first])
+        names = names if dated else [first, *names]
+        dates += [str(date) for date in (rows[first] if dated else range(len(dates), len(dates) + len(rows)))]
         parts.append(np.column_stack([_column(spec, rows, name) for name in names]))
     if not parts:
         raise ValueError(f"data spec {spec.text!r} has splits {', '.join(found)}: it needs one of {', '.join(SPLITS)}")

@@ -27,7 +27,7 @@ KINDS = {  # what a path must contain, by kind
     "text": "text files (.txt, .tokens, .text, .raw, .md; also .gz and .xz), UTF-8",
     "pairs": "pairs of texts, one a line: .tsv (source TAB target) or .jsonl (with source and target)",
     "images": "an image folder with a subfolder per class, idx files (.gz too), or npz files with x and y",
-    "series": "a csv file whose first column is a date",
+    "series": "a csv file with a header; dates, if it has them, in the first column",
     "bags": "an npz file with X, bag and y",
 }
 _TEXT = (".txt", ".tokens", ".text", ".raw", ".md")
