@@ -344,6 +344,13 @@ def test_data_that_is_not_finite(cache, tmp_path, monkeypatch):
         train(config("stanhop", tmp_path / "a", cache), quiet=True)
 
 
+def test_after_a_loss_that_is_not_finite_the_folder_takes_another_try(cache, tmp_path):
+    with pytest.raises(NotFinite, match=r"no checkpoint yet; .*train\.lr=1e\+30 is probably too large: try 3e\+29"):
+        train(config("opt", tmp_path / "a", cache, lr=1e30, warmup_steps=0, save_steps=8), quiet=True)
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["run.lock"]
+    assert train(config("opt", tmp_path / "a", cache), quiet=True).steps == 12
+
+
 def test_weights_that_are_not_finite_are_not_saved(cache, tmp_path, monkeypatch):
     """A gradient that is not finite, of a loss that is, in the very step that is saved."""
 

@@ -33,6 +33,7 @@ from outeffhop.lab.training.checks import check_run, chosen_tensors
 from outeffhop.lab.training.chief_metric import CHIEF_METRICS
 from outeffhop.lab.training.config import RunConfig, TrainConfig, to_dict
 from outeffhop.lab.training.imitation import without_dropout
+from outeffhop.lab.training.nonfinite import NotFinite
 from outeffhop.lab.training.processes import roll_call
 from outeffhop.lab.training.recipes import counts_epochs, in_steps, resolve
 from outeffhop.lab.training.rundir import RunFolder, step_of
@@ -216,6 +217,8 @@ def _trained(
         try:
             trainer.train()
         except BaseException as error:
+            if isinstance(error, NotFinite) and arguments.process_index == 0:
+                folder.abandon()
             if train.workers:  # they end with the loader's iterator, which the traceback's frames keep alive
                 traceback.clear_frames(error.__traceback__)
             raise

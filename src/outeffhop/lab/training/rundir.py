@@ -79,6 +79,15 @@ class RunFolder:
             raise ValueError(f"out={str(self.path)!r} cannot be created: {error.strerror}") from None
         write_whole(self.config_file, to_yaml(config))
 
+    def abandon(self) -> None:
+        """Frees the folder of a run that has no checkpoint: another one may begin there."""
+        if not self._by_step():
+            self.clean()
+            for file in (self.config_file, self.metrics_file, self.path / "env.json"):
+                file.unlink(missing_ok=True)
+            shutil.rmtree(self.path / "track", ignore_errors=True)
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+
     def config(self) -> RunConfig:
         if not self.exists:
             raise ValueError(f"{str(self.path)!r} is not a run: it has no config.yaml")

@@ -203,8 +203,10 @@ class RunTrainer(Trainer):
             )
 
     def _last_good(self) -> str:
-        last = self.folder.last_checkpoint()
-        return f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
+        """What is left, and what to try."""
+        last, lr = self.folder.last_checkpoint(), self.settings.lr
+        left = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
+        return f"{left}; with finite data, train.lr={lr:g} is probably too large: try {(lr or 0) / 3:.1g}"
 
     def _loss_of_all(self) -> float:
         """The sum of the losses since the last log, averaged over the processes. Collective."""
