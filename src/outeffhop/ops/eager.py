@@ -64,9 +64,9 @@ def _scores(call: Call) -> Tensor:
         scores = scores.masked_fill(~call.mask, -math.inf)
     elif call.mask is not None:
         scores = scores + call.mask
-    if call.is_causal:
-        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~causal, -math.inf)
+    seen = call.visible()
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
     return scores
 
 
