@@ -190,15 +190,15 @@ def _traced(options: Sequence[Any]) -> tuple[Kernel, Options]:
 
 def _fake_forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # the sink changes no shape, and PyTorch knows the shapes of its own kernels
-    query, key, value, bias, _, _, *options = inputs
-    kernel, options = _traced(options)
+    query, key, value, bias, _, _, *rest = inputs
+    kernel, options = _traced(rest)
     return kernel.forward(query, key, value, bias, options)
 
 
 def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grad_out, grad_lse, query, key, value, bias, sinks, out, lse, rng0, rng1, *options = inputs
+    grad_out, grad_lse, query, key, value, bias, sinks, out, lse, rng0, rng1, *rest = inputs
     saved = Saved(out, lse, rng0, rng1)
-    kernel, options = _traced(options)
+    kernel, options = _traced(rest)
     grads = kernel.backward(grad_out, query, key, value, bias, saved, options)
     if grad_lse is not None:
         dq, dk, dv = (torch.empty_like(g, memory_format=torch.contiguous_format) for g in grads)
@@ -217,7 +217,8 @@ class _Attend(torch.autograd.Function):
         output = _forward(*inputs) if direct else below_autograd(_attend, inputs)
         query, key, value, bias, sinks, _, dropout_p, is_causal, scale, kernel, *band = inputs
         ctx.options, ctx.direct = (dropout_p, is_causal, scale, kernel), direct
-        window, cu_q, cu_k, *longest = *band, *(None, None, None, 0, 0)[len(band) :]  # the op leaves out defaults
+        band += [None, None, None, 0, 0][len(band) :]  # the op leaves out defaults
+        window, cu_q, cu_k, *longest = band
         ctx.window, ctx.longest, ctx.inputs = window, longest, len(inputs)
         ctx.save_for_backward(query, key, value, bias, sinks, cu_q, cu_k, *output)
         ctx.set_materialize_grads(False)
