@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from outeffhop.methods import Method
     from outeffhop.models import SinkSchedule, convert, from_config, model_summary
     from outeffhop.nn import OutEffHop, OutEffHopLayer, OutEffHopPooling
-    from outeffhop.ops import attention, explain
+    from outeffhop.ops import attention, attention_varlen, explain
 
 __version__ = "0.2.0"
 
 __all__ = [
     "attention",
+    "attention_varlen",
     "explain",
     "softmax_n",
     "softmax1",
@@ -58,7 +59,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
     {
         "functional": ["softmax_n", "softmax1"],
         "methods": ["Method"],
-        "ops": ["attention", "explain"],
+        "ops": ["attention", "attention_varlen", "explain"],
         "memory": ["HopfieldMemory"],
         "nn": ["OutEffHop", "OutEffHopPooling", "OutEffHopLayer"],
         "lab.mending": ["mend"],

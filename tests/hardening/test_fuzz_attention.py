@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from outeffhop import attention, explain
 from outeffhop.functional import clipped_softmax, entmax, logsumexp_n, softmax1, softmax_n, sparsemax
+from outeffhop.ops import attention_varlen
 
 # of outputs of size 1: how far a kernel of this dtype may be from the truth
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 6e-3, torch.bfloat16: 5e-2}
@@ -18,6 +19,9 @@ SEEDS = st.integers(0, 2**16)
 SINKS = st.one_of(
     st.floats(-30, 30), st.sampled_from([-math.inf, 0.0, -1e30, 1e30, 1e4, -1e4]), st.sampled_from(["head", "scalar"])
 )
+
+
+SIDES = st.none() | st.integers(-1, 9)
 
 
 def randn(shape, seed, dtype=torch.float64):
@@ -38,6 +42,7 @@ def calls(draw, smallest=0):
         scale=draw(st.none() | st.floats(-3, 3)),
         enable_gqa=heads != groups,
         sink=draw(SINKS),
+        window=draw(st.none() | st.tuples(SIDES, SIDES)),
         attn_mask=draw(masks((*lead, heads, queries, keys), seed + 3, dtype)),
     )
     if isinstance(arguments["sink"], str):
@@ -65,7 +70,7 @@ def wide(value):
 
 
 @cases(37)
-@given(calls(), st.sampled_from(["auto", "cpu", "padded"]))
+@given(calls(), st.sampled_from(["auto", "cpu", "cpu_window", "padded"]))
 def test_every_backend_is_the_truth(call, backend):
     tensors, arguments = call
     if backend != "auto" and explain(*tensors, **arguments).reasons[backend] is not None:
@@ -113,6 +118,47 @@ def test_gradients_are_the_truth(call, backend):
     tensors = query, key, value
     found = gradients(tensors, arguments, backend)
     truth = gradients(map(wide, tensors), {k: wide(v) for k, v in arguments.items()}, "eager")
+    for ours, theirs in zip(found, truth, strict=True):
+        limit = 8 * TOLERANCE[ours.dtype]
+        assert torch.isfinite(ours).all()
+        assert torch.allclose(ours.double(), theirs, atol=limit, rtol=limit)
+
+
+@st.composite
+def packed_batches(draw):
+    """Tensors and arguments of one call of attention_varlen; sequences may have no query or no key."""
+    lengths = draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=4))
+    cu_q, cu_k = (torch.tensor([0, *side]).cumsum(0) for side in zip(*lengths, strict=True))
+    groups, size, value_size, seed, dtype = (*(draw(st.integers(1, n)) for n in (2, 9, 9)), draw(SEEDS), draw(DTYPES))
+    heads = groups * draw(st.integers(1, 3))
+    query = randn((int(cu_q[-1]), heads, size), seed, dtype)
+    key, value = (randn((int(cu_k[-1]), groups, d), seed + d, dtype) for d in (size, value_size))
+    sink = draw(SINKS)
+    if isinstance(sink, str):
+        sink = randn((heads,) if sink == "head" else (), seed + 4, torch.float32) * 5
+    arguments = dict(
+        is_causal=draw(st.booleans()),
+        scale=draw(st.none() | st.floats(-3, 3)),
+        enable_gqa=heads != groups,
+        sink=sink,
+        window=draw(st.none() | st.tuples(SIDES, SIDES)),
+    )
+    return (query, key, value), (cu_q, cu_k, *(max(side) for side in zip(*lengths, strict=True))), arguments
+
+
+@cases(25)
+@given(packed_batches())
+def test_packed_batches_are_the_truth(batch):
+    tensors, lengths, arguments = batch
+
+    def results(tensors, arguments, backend):
+        leaves = [t.detach().clone().requires_grad_() for t in tensors]
+        out = attention_varlen(*leaves, *lengths, **arguments, backend=backend)
+        loss = (out * torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out)).sum()
+        return [out, *torch.autograd.grad(loss, leaves)]
+
+    found = results(tensors, arguments, "auto")
+    truth = results(map(wide, tensors), {k: wide(v) for k, v in arguments.items()}, "eager")
     for ours, theirs in zip(found, truth, strict=True):
         limit = 8 * TOLERANCE[ours.dtype]
         assert torch.isfinite(ours).all()

@@ -16,7 +16,19 @@ from torch import Tensor
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
 
-def reference(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, sink=0.0, **_):
+def reference(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,
+    sink=0.0,
+    window=None,
+    offset=0,
+    **_,
+):
     """(output, lse) in float64, differentiable; a row without keys gives 0 by construction."""
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if enable_gqa:
@@ -29,7 +41,11 @@ def reference(query, key, value, attn_mask=None, is_causal=False, scale=None, en
         scores = scores + attn_mask.double()
     if is_causal:
         i, j = (torch.arange(n, device=scores.device) for n in scores.shape[-2:])
-        allowed = allowed & (j[None, :] <= i[:, None])
+        allowed = allowed & (j[None, :] <= i[:, None] + offset)
+    if window is not None:
+        i, j = (torch.arange(n, device=scores.device) for n in scores.shape[-2:])
+        left, right = (10**6 if side in (-1, None) else side for side in window)
+        allowed = allowed & (j[None, :] >= i[:, None] + offset - left) & (j[None, :] <= i[:, None] + offset + right)
     scores = torch.where(allowed, scores, -math.inf)
     sink = torch.as_tensor(sink, dtype=torch.float64, device=scores.device).reshape(-1, 1, 1)
     column = sink.expand(*scores.shape[:-1], 1)
@@ -109,6 +125,15 @@ CASES: dict[str, Case] = {
     "masked_rows": Case(mask=_some_rows_masked),
     "masked_rows_softmax": Case(mask=_some_rows_masked, arguments={"sink": -math.inf}),
     "masked_rows_learned_sink": Case(mask=_infinite, arguments={"sink": "learned"}),
+    "window": Case((2, 2, 150, 150, 16), arguments={"window": (7, 11)}),
+    "window_causal": Case((2, 2, 150, 150, 16), arguments={"window": (16, -1), "is_causal": True}),
+    "window_learned_sink": Case((2, 2, 131, 131, 16), arguments={"window": (20, 0), "sink": "learned"}),
+    "window_grouped": Case((2, 4, 70, 70, 8), groups=2, arguments={"window": (5, 3), "enable_gqa": True}),
+    "window_longer_keys": Case((2, 2, 33, 150, 16), arguments={"window": (4, None), "sink": 1.0}),
+    "window_longer_queries": Case((2, 2, 150, 47, 16), arguments={"window": (4, 4), "sink": "learned"}),
+    "window_longer_queries_softmax": Case((2, 2, 150, 47, 16), arguments={"window": (4, 4), "sink": -math.inf}),
+    "window_padding": Case((3, 2, 80, 80, 16), mask=_padding, arguments={"window": (9, 2), "sink": "learned"}),
+    "window_additive_mask": Case((2, 2, 80, 80, 16), mask=_infinite, arguments={"window": (30, 0)}),
     "masked_rows_grouped_causal": Case(
         (2, 4, 33, 33, 16), mask=_some_rows_masked, groups=1, arguments={"enable_gqa": True, "is_causal": True}
     ),

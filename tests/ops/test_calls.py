@@ -52,6 +52,9 @@ Q = torch.randn(2, 4, 5, 8)
         # as a number it got no gradient
         (dict(query=Q, key=Q, value=Q, scale=torch.tensor(0.5, requires_grad=True)), TypeError, ["scale", "scale=1.0"]),
         (dict(query=Q, key=Q, value=Q, dropout_p=None), TypeError, ["dropout_p=None", "number"]),
+        (dict(query=Q, key=Q, value=Q, window=3), TypeError, ["window=3", "(left, right)"]),
+        (dict(query=Q, key=Q, value=Q, window=(-2, 0)), ValueError, ["window=(-2, 0)", "-1"]),
+        (dict(query=Q, key=Q, value=Q, window=(1, 0), backend="cpu"), ValueError, ["'cpu'", "no window"]),
         (dict(query=Q.numpy(), key=Q, value=Q), TypeError, ["query", "ndarray", "tensor"]),
         (dict(query=Q, key=None, value=Q), TypeError, ["key", "NoneType", "tensor"]),
         (dict(query=Q, key=Q, value=Q, attn_mask=[[True]]), TypeError, ["attn_mask", "list", "tensor"]),

@@ -18,6 +18,7 @@ from outeffhop.methods import METHODS, Method, SoftmaxN
 from outeffhop.models.modules import NAME, state_of
 from outeffhop.models.recording import UNSERVED
 from outeffhop.ops.probe import shown
+from outeffhop.ops.window import Packed
 from outeffhop.state import attend
 from outeffhop.state.gate import gated
 
@@ -37,6 +38,7 @@ def attention_function(
     s_aux: Tensor | None = None,
     attn_gate: Tensor | None = None,
     position_bias: Tensor | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention by the named method, as transformers calls it.
@@ -60,6 +62,9 @@ def attention_function(
         s_aux: [H], the model's own sinks.
         attn_gate: the gate's openings, from the module's hook.
         position_bias: added to the scores, [1 or B, H, T, S].
+        sliding_window: how many keys a query sees, its own included; used without a mask, which holds it already.
+        kwargs: with ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``, a flattened batch
+            [1, H, total, D]: they replace the mask.
 
     Returns:
         [B, T, H, Dv], and the weights [B, H, T, S] if ``output_attentions`` is set.
@@ -79,7 +84,11 @@ def attention_function(
     length = query.shape[2]
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     # one query is the newest token and sees all keys
+    packed = _packed(query, position_bias, kwargs)
+    if packed is not None:
+        attention_mask = None
     causal = length > 1 and attention_mask is None and causal
+    window = (sliding_window - 1, 0) if causal and sliding_window is not None else None
     if causal and key.shape[2] > length:  # the first call with a static cache, whose other places are empty
         key, value = key[:, :, :length], value[:, :, :length]
         position_bias = None if position_bias is None else position_bias[..., :length]
@@ -99,12 +108,23 @@ def attention_function(
         is_causal=causal,
         scale=scaling,
         learned=learned,
+        window=window,
+        packed=packed,
         need_weights=bool(kwargs.get("output_attentions")) or _collects_weights(),
     )
     context = out.transpose(1, 2)  # [B, T, H, Dv]
     if attn_gate is not None:
         context = gated(context, attn_gate)
     return context.contiguous(), weights
+
+
+def _packed(query: Tensor, position_bias: Tensor | None, kwargs: dict[str, Any]) -> Packed | None:
+    """The sequences of a flattened batch, if their lengths reached the attention function."""
+    found = [kwargs.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")]
+    if any(value is None for value in found) or position_bias is not None or query.shape[0] != 1:
+        return None
+    cu_q, cu_k, max_q, max_k = found
+    return Packed(cu_q, cu_k, int(max_q), int(max_k))  # type: ignore[arg-type]
 
 
 def _with_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface
 
 from outeffhop.methods import METHODS
 from outeffhop.models.hf_private import wrap_saving_and_loading
 from outeffhop.models.interface import attention_function
 from outeffhop.models.persistence import check_loaded, describe, restore
 from outeffhop.models.recording import RECORDER, record
+from outeffhop.models.window_mask import window_mask
 
 __all__ = ["register"]
 
@@ -21,6 +22,6 @@ def register() -> None:
     for name in METHODS:
         AttentionInterface.register(name, partial(attention_function, name))
         # Without a mask function the mask would always be None, and queries would attend to padding.
-        AttentionMaskInterface.register(name, sdpa_mask)
+        AttentionMaskInterface.register(name, window_mask)
     AttentionInterface.register(RECORDER, record)
     wrap_saving_and_loading(describe, restore, check_loaded)

@@ -3,6 +3,6 @@
 README.md in this folder derives why the fused forward and backward are exact.
 """
 
-from outeffhop.ops.dispatch import Explanation, attention, explain
+from outeffhop.ops.dispatch import Explanation, attention, attention_varlen, explain
 
-__all__ = ["attention", "explain", "Explanation"]
+__all__ = ["attention", "attention_varlen", "explain", "Explanation"]

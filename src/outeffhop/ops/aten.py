@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,19 +19,22 @@ from outeffhop.ops.call import Call
 from outeffhop.ops.kernels import KERNELS, Kernel, Options, Saved
 from outeffhop.ops.sink import apply_sink, fold_lse_gradient, sink_gradient
 from outeffhop.ops.torch_state import below_autograd, is_plain
+from outeffhop.ops.window import Packed
 
 __all__ = ["attend"]
 
 _library = torch.library.Library("outeffhop", "DEF")
 _library.define(
     "attend(Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? sinks, float sink, float dropout_p, "
-    "bool is_causal, float scale, str kernel) -> (Tensor out, Tensor lse, Tensor rng0, Tensor rng1)",
+    "bool is_causal, float scale, str kernel, int[]? window=None, Tensor? cu_q=None, Tensor? cu_k=None, int max_q=0, "
+    "int max_k=0) -> (Tensor out, Tensor lse, Tensor rng0, Tensor rng1)",
     tags=torch.Tag.needs_fixed_stride_order,
 )
 _library.define(
     "attend_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor? bias, "
     "Tensor? sinks, Tensor out, Tensor lse, Tensor rng0, Tensor rng1, float dropout_p, bool is_causal, float scale, "
-    "str kernel) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_sinks)",
+    "str kernel, int[]? window=None, Tensor? cu_q=None, Tensor? cu_k=None, int max_q=0, int max_k=0) -> "
+    "(Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_sinks)",
     tags=torch.Tag.needs_fixed_stride_order,
 )
 
@@ -58,6 +62,8 @@ def attend(name: str, call: Call) -> tuple[Tensor, Tensor | None]:
         call.is_causal,
         call.scale,
         name,
+        call.window,
+        *(call.packed or (None, None, 0, 0)),
     )
     if not is_plain(query, key, value):
         out, lse, _, _ = _attend(*inputs)
@@ -112,10 +118,11 @@ def _forward(
     is_causal: bool,
     scale: float,
     kernel: str,
+    *band: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    options = Options(dropout_p, is_causal, scale)
+    options = _options(dropout_p, is_causal, scale, kernel, *band)
     out, lse, rng0, rng1 = KERNELS[kernel].forward(query, key, value, bias, options)
-    if sinks is not None or sink != -math.inf or bias is not None:
+    if sinks is not None or sink != -math.inf or bias is not None or KERNELS[kernel].banded:
         out, lse = apply_sink(out, lse, sink if sinks is None else sinks)
     return out, lse, rng0, rng1
 
@@ -136,6 +143,7 @@ def _backward(
     is_causal: bool,
     scale: float,
     kernel: str,
+    *band: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     size = query.shape[-1]
     grad_sinks = query.new_empty(0) if sinks is None else sink_gradient(grad_out, grad_lse, out, lse, sinks)
@@ -143,7 +151,13 @@ def _backward(
         multiple = KERNELS[kernel].size_multiple
         grad_out, query, key, value, out = fold_lse_gradient(grad_out, grad_lse, query, key, value, out, multiple)
     grads = KERNELS[kernel].backward(
-        grad_out, query, key, value, bias, Saved(out, lse, rng0, rng1), Options(dropout_p, is_causal, scale)
+        grad_out,
+        query,
+        key,
+        value,
+        bias,
+        Saved(out, lse, rng0, rng1),
+        _options(dropout_p, is_causal, scale, kernel, *band),
     )
     if grad_lse is not None:
         dq, dk, dv = (g[..., :size].contiguous() for g in grads)
@@ -151,16 +165,41 @@ def _backward(
     return *grads, grad_sinks
 
 
+def _options(
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
+    kernel: str,
+    window: Sequence[int] | None = None,
+    cu_q: Tensor | None = None,
+    cu_k: Tensor | None = None,
+    max_q: int = 0,
+    max_k: int = 0,
+) -> Options:
+    band = None if window is None else (window[0], window[1])
+    packed = None if cu_q is None or cu_k is None else Packed(cu_q, cu_k, max_q, max_k)
+    return Options(dropout_p, is_causal, scale, band, packed)
+
+
+def _traced(options: Sequence[Any]) -> tuple[Kernel, Options]:
+    """The kernel and options that give the shapes: a kernel that loops over blocks has those of the whole."""
+    kernel = KERNELS[options[3]]
+    found = _options(*options)
+    return (KERNELS[kernel.shaped_as], Options(*found[:3])) if kernel.shaped_as else (kernel, found)
+
+
 def _fake_forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # the sink changes no shape, and PyTorch knows the shapes of its own kernels
-    query, key, value, bias, _, _, *options, kernel = inputs
-    return KERNELS[kernel].forward(query, key, value, bias, Options(*options))
+    query, key, value, bias, _, _, *rest = inputs
+    kernel, options = _traced(rest)
+    return kernel.forward(query, key, value, bias, options)
 
 
 def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grad_out, grad_lse, query, key, value, bias, sinks, out, lse, rng0, rng1, *options, kernel = inputs
+    grad_out, grad_lse, query, key, value, bias, sinks, out, lse, rng0, rng1, *rest = inputs
     saved = Saved(out, lse, rng0, rng1)
-    grads = KERNELS[kernel].backward(grad_out, query, key, value, bias, saved, Options(*options))
+    kernel, options = _traced(rest)
+    grads = kernel.backward(grad_out, query, key, value, bias, saved, options)
     if grad_lse is not None:
         dq, dk, dv = (torch.empty_like(g, memory_format=torch.contiguous_format) for g in grads)
         grads = dq, dk, dv
@@ -176,29 +215,36 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, direct, *inputs):  # type: ignore[no-untyped-def]
         output = _forward(*inputs) if direct else below_autograd(_attend, inputs)
-        query, key, value, bias, sinks, _, *ctx.options = inputs
-        ctx.direct = direct
-        ctx.save_for_backward(query, key, value, bias, sinks, *output)
+        query, key, value, bias, sinks, _, dropout_p, is_causal, scale, kernel, *band = inputs
+        ctx.options, ctx.direct = (dropout_p, is_causal, scale, kernel), direct
+        band += [None, None, None, 0, 0][len(band) :]  # the op leaves out defaults
+        window, cu_q, cu_k, *longest = band
+        ctx.window, ctx.longest, ctx.inputs = window, longest, len(inputs)
+        ctx.save_for_backward(query, key, value, bias, sinks, cu_q, cu_k, *output)
         ctx.set_materialize_grads(False)
         return output
 
     @staticmethod
     def backward(ctx, grad_out, grad_lse, *_):  # type: ignore[no-untyped-def]
-        query, key, value, bias, sinks, out, lse, rng0, rng1 = ctx.saved_tensors
+        query, key, value, bias, sinks, cu_q, cu_k, out, lse, rng0, rng1 = ctx.saved_tensors
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         if grad_lse is not None:
             grad_lse = grad_lse[:, :, : out.shape[2]].reshape(out.shape[:3])
         # with gradients enabled, autograd prepares for a second derivative, which the op refuses
         run = _backward if ctx.direct and not torch.is_grad_enabled() else _attend_backward
-        *grads, grad_sinks = run(grad_out, grad_lse, query, key, value, bias, sinks, out, lse, rng0, rng1, *ctx.options)
-        return None, *grads, None, None if sinks is None else grad_sinks, None, None, None, None, None
+        band = ctx.window, cu_q, cu_k, *ctx.longest
+        *grads, grad_sinks = run(
+            grad_out, grad_lse, query, key, value, bias, sinks, out, lse, rng0, rng1, *ctx.options, *band
+        )
+        rest = (None,) * (ctx.inputs - 5)
+        return None, *grads, None, None if sinks is None else grad_sinks, *rest
 
 
 class _AttendBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, direct, *inputs):  # type: ignore[no-untyped-def]
-        ctx.kernel = inputs[-1]
+        ctx.kernel = inputs[14]
         return below_autograd(_attend_backward, inputs)
 
     @staticmethod

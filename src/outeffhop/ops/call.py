@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outeffhop.functional import compute_dtype
 from outeffhop.ops.torch_state import is_concrete, is_transformed
+from outeffhop.ops.window import Packed, check_window, rows_without_keys, visible
 
 __all__ = ["Call", "prepare"]
 
@@ -33,6 +34,8 @@ class Call:
     scale: float
     sink: float | Tensor  # log n; a tensor is [H]
     return_lse: bool
+    window: tuple[int, int] | None = None  # keys before and after the query's own position; −1: unlimited
+    packed: Packed | None = None  # then B is 1 and the sequences lie one behind the other along L
 
     @property
     def grouped(self) -> bool:
@@ -44,13 +47,36 @@ class Call:
 
     def rows_without_keys(self) -> Tensor | None:
         """Queries whose keys are all masked, broadcasting to [..., H, Lq]; None if there cannot be any."""
-        if self.mask is None:  # a causal query sees key 0
-            return None
+        if self.mask is None:
+            if not self.banded:  # a causal query sees key 0
+                return None
+            return rows_without_keys(*self._positions())
         absent = ~self.mask if self.mask.dtype == torch.bool else torch.isneginf(self.mask)
-        if self.is_causal:
-            lengths = self.query.shape[-2], self.key.shape[-2]
-            absent = absent | torch.ones(lengths, dtype=torch.bool, device=absent.device).triu(1)
-        return absent.all(-1)
+        seen = self.visible()
+        return (absent if seen is None else absent | ~seen).all(-1)
+
+    @property
+    def banded(self) -> bool:
+        """Whether more than the causal mask limits the keys of a query by its position."""
+        return self.window is not None or self.packed is not None
+
+    def visible(self) -> Tensor | None:
+        """True where position lets a query see a key, [Lq, Lk]: causal mask, window, sequences; None: everywhere."""
+        return visible(*self._positions())
+
+    def with_positions_as_mask(self) -> Call:
+        """The same with window and packed sequences written into the mask, for those that read only masks."""
+        seen = self.visible()
+        if not self.banded or seen is None:
+            return self
+        mask = seen
+        if self.mask is not None:
+            mask = self.mask & seen if self.mask.dtype == torch.bool else self.mask.masked_fill(~seen, -math.inf)
+        return replace(self, mask=mask, is_causal=False, window=None, packed=None)
+
+    def _positions(self) -> tuple[int, int, bool, tuple[int, int] | None, Packed | None, torch.device]:
+        lengths = self.query.shape[-2], self.key.shape[-2]
+        return *lengths, self.is_causal, self.window, self.packed, self.query.device
 
     def with_mask_as_query(self) -> Call:
         """The same with the additive mask rounded to the query's dtype, for kernels that need it so."""
@@ -81,6 +107,8 @@ def prepare(
     enable_gqa: bool,
     sink: float | Tensor,
     return_lse: bool,
+    window: Any = None,
+    packed: Packed | None = None,
 ) -> Call:
     for name, t in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not isinstance(t, Tensor) and (t is not None or name != "attn_mask"):
@@ -105,16 +133,19 @@ def prepare(
         raise ValueError(f"scale={scale}: must be a finite number")
     if scale < _SMALLEST:  # kernels mask before they scale, and −inf times 0 or a negative number is NaN or +inf
         query, scale = query * scale, 1.0
+    band, is_causal = check_window(window, bool(is_causal))
     return Call(
         query=query,
         key=key,
         value=value,
         mask=attn_mask,
         dropout_p=dropout_p,
-        is_causal=bool(is_causal),
+        is_causal=is_causal,
         scale=float(scale),
         sink=_check_sink(sink, query),
         return_lse=return_lse,
+        window=band,
+        packed=packed,
     )
 
 

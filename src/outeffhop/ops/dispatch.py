@@ -16,10 +16,11 @@ from outeffhop._naming import known
 from outeffhop.ops import aten, eager, padded
 from outeffhop.ops.call import Call, prepare
 from outeffhop.ops.kernels import KERNELS
-from outeffhop.ops.probe import is_probed, watch
+from outeffhop.ops.probe import Watch, is_probed, watch
 from outeffhop.ops.torch_state import is_exporting
+from outeffhop.ops.window import Packed, check_lengths, check_sequences
 
-__all__ = ["attention", "explain", "Explanation", "BACKENDS"]
+__all__ = ["attention", "attention_varlen", "explain", "Explanation", "BACKENDS"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ def attention(
     *,
     sink: float | Tensor = 0.0,
     return_lse: bool = False,
+    window: tuple[int | None, int | None] | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Scaled dot product attention with softmax_n, exp(x_i) / (n + Σ exp(x_j)), n = exp(sink).
@@ -69,6 +71,8 @@ def attention(
         sink: log n. 0 is softmax1, −inf is softmax, log K is softmax_K; a tensor of shape (H,), or a
             scalar tensor, is learned.
         return_lse: also return log(n + Σ exp(scores)), [..., H, Lq], differentiable as well.
+        window: (left, right), how many keys before and after its own position a query sees; −1 or None is
+            unlimited. Query i is at key i. With is_causal, right is 0.
         backend: "auto" takes the fastest that can serve the call. A backend given by name raises ValueError
             with the reason if it cannot.
 
@@ -77,15 +81,70 @@ def attention(
     """
     watcher = watch()
     wanted = return_lse or watcher is not None
-    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, sink, wanted)
-    out, lse = BACKENDS[_choose(call, backend)].attend(call)
-    if watcher is not None:
-        watcher(call, lse, None)
+    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, sink, wanted, window)
+    out, lse = _run(call, backend, watcher)
     lead = query.shape[:-1]
     if out.dim() != query.dim():
         out = out.reshape(*lead, out.shape[-1])
         lse = None if lse is None else lse.reshape(lead)
     return (out, lse) if return_lse else out  # type: ignore[return-value]
+
+
+def attention_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    sink: float | Tensor = 0.0,
+    return_lse: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """``attention`` over a packed batch: sequences of any lengths one behind the other, without padding.
+
+    A query sees only keys of its own sequence. If a sequence has fewer queries than keys, its last query is at its
+    last key, as in flash-attention, so that the queries continue a cache. A query without keys gets output 0.
+
+    Args:
+        query: [total_q, H, D]
+        key: [total_k, H, D], or fewer heads with ``enable_gqa``
+        value: [total_k, H, Dv]
+        cu_seqlens_q: [sequences + 1], where each sequence begins, from 0 to total_q.
+        cu_seqlens_k: [sequences + 1], from 0 to total_k.
+        max_q: the longest sequence of queries. CUDA kernels trust it; longer sequences would be cut.
+        max_k: the longest sequence of keys.
+        dropout_p, is_causal, scale, enable_gqa, sink, window, backend: as for ``attention``.
+        return_lse: also return log(n + Σ exp(scores)), [H, total_q].
+
+    Returns:
+        The output [total_q, H, Dv], or (output, lse).
+    """
+    for name, t in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(t, Tensor) or t.dim() != 3:
+            found = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
+            raise ValueError(f"{name} has shape {found}: expected a tensor [total, heads, size]")
+    packed = Packed(
+        check_lengths("cu_seqlens_q", cu_seqlens_q, query.shape[0], query.device),
+        check_lengths("cu_seqlens_k", cu_seqlens_k, key.shape[0], query.device),
+        int(max_q),
+        int(max_k),
+    )
+    check_sequences(packed, query.shape[0], key.shape[0])
+    watcher = watch()
+    wanted = return_lse or watcher is not None
+    query, key, value = (t.transpose(0, 1)[None] for t in (query, key, value))  # [1, H, total, D]
+    call = prepare(query, key, value, None, dropout_p, is_causal, scale, enable_gqa, sink, wanted, window, packed)
+    out, lse = _run(call, backend, watcher)
+    out = out[0].transpose(0, 1)
+    return (out, lse[0]) if return_lse else out  # type: ignore[index]
 
 
 @dataclass(frozen=True)
@@ -121,11 +180,21 @@ def explain(
     *,
     sink: float | Tensor = 0.0,
     return_lse: bool = False,
+    window: tuple[int | None, int | None] | None = None,
 ) -> Explanation:
     """Which backends can serve ``attention`` with these arguments, and why the others cannot."""
-    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, sink, return_lse)
+    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, sink, return_lse, window)
     reasons = {name: backend.why_not(call) for name, backend in BACKENDS.items()}
     return Explanation(_choose(call, "auto"), reasons)
+
+
+def _run(call: Call, backend: str, watcher: Watch | None) -> tuple[Tensor, Tensor | None]:
+    if watcher is None:
+        return BACKENDS[_choose(call, backend)].attend(call)
+    call = call.with_positions_as_mask()  # a watch computes scores, and reads only masks
+    out, lse = BACKENDS[_choose(call, backend)].attend(call)
+    watcher(call, lse, None)
+    return out, lse
 
 
 def _choose(call: Call, backend: str) -> str:

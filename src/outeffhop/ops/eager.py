@@ -11,6 +11,7 @@ from torch import Tensor
 from outeffhop.functional import below_sink, compute_dtype, logsumexp_n, softmax_n
 from outeffhop.ops.call import Call, prepare
 from outeffhop.ops.probe import shown, watch
+from outeffhop.ops.window import Packed
 
 __all__ = ["attend", "eager_attention", "why_not"]
 
@@ -29,13 +30,18 @@ def eager_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    packed: Packed | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention with any function from scores to weights, over the last dimension.
 
     ``normalizer`` gets −inf for masked scores. Returns the output and the weights (before
     dropout), shaped as for ``scaled_dot_product_attention``.
     """
-    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, -math.inf, False)
+    call = prepare(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, -math.inf, False, window, packed
+    )
+    call = call.with_positions_as_mask()  # for a watch
     weights = normalizer(_scores(call)).to(call.value.dtype)
     watcher = watch()
     if watcher is not None:
@@ -64,9 +70,9 @@ def _scores(call: Call) -> Tensor:
         scores = scores.masked_fill(~call.mask, -math.inf)
     elif call.mask is not None:
         scores = scores + call.mask
-    if call.is_causal:
-        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~causal, -math.inf)
+    seen = call.visible()
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
     return scores
 
 

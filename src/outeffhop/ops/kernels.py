@@ -14,8 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outeffhop.ops import cpu_blocks
 from outeffhop.ops.call import Call
 from outeffhop.ops.torch_state import constant
+from outeffhop.ops.window import Packed
 
 __all__ = ["Kernel", "KERNELS"]
 
@@ -35,6 +37,8 @@ class Options(NamedTuple):
     dropout_p: float
     is_causal: bool
     scale: float
+    window: tuple[int, int] | None = None
+    packed: Packed | None = None
 
 
 def _saved(out: Tensor, lse: Tensor, rng0: Tensor, rng1: Tensor, dropout_p: float) -> Saved:
@@ -67,6 +71,9 @@ class Kernel:
     dropout: bool = True
     ragged_causal: bool = True  # top-left causal with Lq ≠ Lk
     one_by_one: bool = True  # one query with one key
+    banded: bool = False  # serves windows and packed batches, and only those
+    ragged_window: bool = True  # top-left windows with Lq ≠ Lk
+    shaped_as: str = ""  # the kernel whose outputs have the same shapes, if this one cannot be traced
 
     def missing(self) -> str | None:
         """Why this PyTorch cannot run the kernel at all; None if it can."""
@@ -74,8 +81,11 @@ class Kernel:
             packet = getattr(aten, op, None)
             if packet is None:
                 return f"PyTorch {torch.__version__} has no op aten::{op}"
-            found = ", ".join(a.name for a in packet.default._schema.arguments)
-            if found != arguments:
+            known = arguments.count(",") + 1
+            names = [a.name for a in packet.default._schema.arguments]
+            found = ", ".join(names)
+            rest = packet.default._schema.arguments[known:]
+            if ", ".join(names[:known]) != arguments or not all(a.has_default_value() for a in rest):
                 return f"PyTorch {torch.__version__} changed aten::{op} to take ({found}), not ({arguments})"
         return None
 
@@ -92,6 +102,8 @@ class Kernel:
             return f"serves 4 dimensions (batch, heads, length, size), got {query.dim()}"
         if call.empty:
             return "does not take tensors without elements"
+        if call.banded != self.banded:
+            return "serves only windows and packed batches" if self.banded else "takes no window and no packed batch"
         if query.dtype not in self.dtypes:
             return f"serves {', '.join(str(d) for d in self.dtypes)}, got {query.dtype}"
         if self.device == "cuda" and _capability(query.device.index) < self.capability:
@@ -109,6 +121,10 @@ class Kernel:
             return "gives no gradient to attn_mask, which requires one"
         if query.shape[-2] == call.key.shape[-2] == 1 and not self.one_by_one:
             return "does not take one query with one key"
+        ragged = query.shape[-2] != call.key.shape[-2]
+        if call.window is not None and call.packed is None and ragged and not self.ragged_window:
+            lengths = f"{query.shape[-2]} and {call.key.shape[-2]}"
+            return f"takes a window only with as many queries as keys, got {lengths}"
         if call.is_causal and query.shape[-2] != call.key.shape[-2] and not self.ragged_causal:
             lengths = f"{query.shape[-2]} and {call.key.shape[-2]}"
             return f"takes is_causal=True only with as many queries as keys, got {lengths}"
@@ -128,6 +144,66 @@ def _cpu_backward(
     return aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, saved.out, saved.lse, o.dropout_p, o.is_causal, attn_mask=bias, scale=o.scale
     )
+
+
+def _cpu_window_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
+    out, lse = cpu_blocks.forward(q, k, v, bias, o.is_causal, o.scale, o.window, o.packed)
+    return _saved(out, lse, lse, lse, dropout_p=0.0)
+
+
+def _cpu_window_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, saved: Saved, o: Options
+) -> Grads:
+    return cpu_blocks.backward(grad, q, k, v, bias, saved.out, saved.lse, o.is_causal, o.scale, o.window, o.packed)
+
+
+def _packed_rows(t: Tensor, o: Options) -> Tensor:
+    """[B, H, L, D] → [B, L, H, D], or [L, H, D] for a packed batch: the layouts of the flash op. And back."""
+    return t.transpose(1, 2) if o.packed is None else t[0].transpose(0, 1)
+
+
+def _heads_first(t: Tensor, o: Options) -> Tensor:
+    return t.transpose(1, 2) if o.packed is None else t.transpose(0, 1)[None]
+
+
+def _lengths(q: Tensor, k: Tensor, o: Options) -> tuple[Tensor | None, Tensor | None, int, int]:
+    return (None, None, q.shape[2], k.shape[2]) if o.packed is None else o.packed
+
+
+def _window_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
+    left, right = (-1, -1) if o.window is None else o.window
+    out, lse, rng0, rng1, _ = aten._flash_attention_forward(
+        *(_packed_rows(t, o) for t in (q, k, v)),
+        *_lengths(q, k, o),
+        o.dropout_p,
+        o.is_causal,
+        False,
+        scale=o.scale,
+        window_size_left=left,
+        window_size_right=right,
+    )
+    # lse is [B, H, L], or [H, L] for a packed batch
+    return _saved(_heads_first(out, o), lse if o.packed is None else lse[None], rng0, rng1, o.dropout_p)
+
+
+def _window_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, saved: Saved, o: Options
+) -> Grads:
+    left, right = (-1, -1) if o.window is None else o.window
+    grads = aten._flash_attention_backward(
+        *(_packed_rows(t, o) for t in (grad, q, k, v, saved.out)),
+        saved.lse if o.packed is None else saved.lse[0],
+        *_lengths(q, k, o),
+        o.dropout_p,
+        o.is_causal,
+        saved.rng0,
+        saved.rng1,
+        scale=o.scale,
+        window_size_left=left,
+        window_size_right=right,
+    )
+    dq, dk, dv = (_heads_first(g, o) for g in grads)
+    return dq, dk, dv
 
 
 def _flash_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
@@ -183,6 +259,11 @@ def _efficient_backward(
 _HALF = (torch.float16, torch.bfloat16)
 _QKV = "query, key, value"
 _LENGTHS = "cum_seq_q, cum_seq_k, max_q, max_k"
+_CPU_OPS = {
+    "_scaled_dot_product_flash_attention_for_cpu": f"{_QKV}, dropout_p, is_causal, attn_mask, scale",
+    "_scaled_dot_product_flash_attention_for_cpu_backward": f"grad_out, {_QKV}, out, logsumexp, "
+    "dropout_p, is_causal, attn_mask, scale",
+}
 
 # Fastest first
 KERNELS = {
@@ -245,14 +326,41 @@ KERNELS = {
             device="cpu",
             forward=_cpu_forward,
             backward=_cpu_backward,
-            ops={
-                "_scaled_dot_product_flash_attention_for_cpu": f"{_QKV}, dropout_p, is_causal, attn_mask, scale",
-                "_scaled_dot_product_flash_attention_for_cpu_backward": f"grad_out, {_QKV}, out, logsumexp, "
-                "dropout_p, is_causal, attn_mask, scale",
-            },
+            ops=_CPU_OPS,
             dtypes=(*_HALF, torch.float32, torch.float64),
             wide_bias=True,
             dropout=False,
+        ),
+        Kernel(
+            name="cuda_window",
+            device="cuda",
+            forward=_window_forward,
+            backward=_window_backward,
+            ops={
+                "_flash_attention_forward": f"{_QKV}, {_LENGTHS}, dropout_p, is_causal, return_debug_mask, scale, "
+                "window_size_left, window_size_right",
+                "_flash_attention_backward": f"grad_out, {_QKV}, out, logsumexp, {_LENGTHS}, dropout_p, is_causal, "
+                "rng_state, unused, scale, window_size_left, window_size_right",
+            },
+            dtypes=_HALF,
+            capability=(8, 0),
+            size_multiple=8,
+            largest_size=256,
+            bias=False,
+            banded=True,
+            ragged_window=False,
+        ),
+        Kernel(
+            name="cpu_window",
+            device="cpu",
+            forward=_cpu_window_forward,
+            backward=_cpu_window_backward,
+            ops=_CPU_OPS,
+            dtypes=(*_HALF, torch.float32, torch.float64),
+            wide_bias=True,
+            dropout=False,
+            banded=True,
+            shaped_as="cpu",
         ),
     )
 }

@@ -36,11 +36,11 @@ def attend(call: Call) -> tuple[Tensor, None]:
         call = replace(call, query=query, key=key, value=value)
     mask, is_causal, key, value = call.mask, call.is_causal, call.key, call.value
     if isinstance(call.sink, Tensor) or call.sink != -math.inf:
-        if mask is not None or is_causal or isinstance(call.sink, Tensor) or call.sink != 0.0:
+        if mask is not None or is_causal or call.banded or isinstance(call.sink, Tensor) or call.sink != 0.0:
             bias = _additive(call)
             mask, is_causal = torch.cat([bias, _column(call, bias.shape[:-1])], dim=-1), False
         key, value = pad(key, (0, 0, 0, 1)), pad(value, (0, 0, 0, 1))
-    elif mask is not None and (is_causal or mask.dtype != torch.bool or mask.dim() < 2):
+    elif call.banded or (mask is not None and (is_causal or mask.dtype != torch.bool or mask.dim() < 2)):
         # PyTorch takes either a mask or is_causal; the mask needs the query's dtype and both lengths
         mask, is_causal = _additive(call), False
     out = scaled_dot_product_attention(
@@ -66,9 +66,9 @@ def _additive(call: Call) -> Tensor:
     bias = torch.zeros(1, *lengths, dtype=query.dtype, device=query.device)
     if call.mask is not None:
         bias = bias.masked_fill(~call.mask, -math.inf) if call.mask.dtype == torch.bool else bias + call.mask
-    if call.is_causal:
-        causal = torch.ones(lengths, dtype=torch.bool, device=query.device).tril()
-        bias = bias.masked_fill(~causal, -math.inf)
+    seen = call.visible()
+    if seen is not None:
+        bias = bias.masked_fill(~seen, -math.inf)
     if isinstance(call.sink, Tensor):  # one column per head needs one mask per head
         bias = bias.expand(*bias.shape[:-3], query.shape[-3], *lengths)
     return bias

@@ -7,8 +7,9 @@ from functools import partial
 from torch import Tensor
 
 from outeffhop.methods import Normalizer
-from outeffhop.ops import attention
+from outeffhop.ops import attention, attention_varlen
 from outeffhop.ops.eager import eager_attention
+from outeffhop.ops.window import Packed
 
 __all__ = ["attend"]
 
@@ -25,6 +26,8 @@ def attend(
     scale: float | None = None,
     learned: Tensor | None = None,
     need_weights: bool = False,
+    window: tuple[int, int] | None = None,
+    packed: Packed | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention by a method's normalizer: fused if it is softmax_n and the weights are not needed, else eager.
 
@@ -36,14 +39,23 @@ def attend(
         mask, dropout_p, is_causal, scale: as for ``outeffhop.attention``.
         learned: what the normalizer learns, the sink [H] or α (``MethodState.learned``).
         need_weights: also return the weights.
+        window: as for ``outeffhop.attention``.
+        packed: where the sequences of a packed batch begin; then B is 1, and there is no mask.
 
     Returns:
         The output [B, H, L, Dv], and the weights [B, H, L, S] or None.
     """
     if normalizer.sink is not None and not need_weights:
         sink = normalizer.sink if learned is None else learned
-        out = attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa=True, sink=sink)
+        options = dict(dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=True, sink=sink, window=window)
+        if packed is not None:
+            query, key, value = (t[0].transpose(0, 1) for t in (query, key, value))  # [L, H, D]
+            out = attention_varlen(query, key, value, *packed, **options)  # type: ignore[arg-type]
+            return out.transpose(0, 1)[None], None  # type: ignore[union-attr]
+        out = attention(query, key, value, mask, **options)  # type: ignore[arg-type]
         return out, None  # type: ignore[return-value]  # without return_lse it is one tensor
     weigh = partial(normalizer, learned=learned)
-    out, weights = eager_attention(query, key, value, weigh, mask, dropout_p, is_causal, scale, enable_gqa=True)
+    out, weights = eager_attention(
+        query, key, value, weigh, mask, dropout_p, is_causal, scale, enable_gqa=True, window=window, packed=packed
+    )
     return out, weights if need_weights else None
