@@ -46,6 +46,15 @@ def test_nothing_is_loaded_from_elsewhere(site):
     assert not {f"{f.name}: {url}" for f in files for url in loaded(f.read_text())}
 
 
+def test_search_works_from_a_file(site):
+    """A page opened as a file may not fetch the index, so a script must bring it."""
+    index = site / "search" / "search_index.js"
+    assert index.read_text().startswith("var __index = {")
+    assert (
+        "search_index.js" in (site / "index.html").read_text() or "iframe-worker" in (site / "index.html").read_text()
+    )
+
+
 def test_what_is_loaded_is_seen():
     assert loaded('<link href="https://a.b/x.css" rel="stylesheet">') == ["https://a.b/x.css"]
     assert loaded('<script defer src="//a.b/x.js"></script>') == ["//a.b/x.js"]
