@@ -24,31 +24,26 @@ RESULTS = DOCS.parent / "results"
 PICTURES = DOCS / "pictures" / "results"
 INTRODUCTION = """# Results
 
-The paper's tables and figures, measured again. Each section states its scale, data, seeds and hardware. The paper's own
-numbers are in columns that begin with "paper". The best number of a column is bold, the second best underlined; an
-empty entry was not measured. Each claim has a verdict:
+The paper's tables and figures, measured again. The verdicts:
 
 - *confirmed* or *contradicted*: by these numbers, at the scale stated.
-- *not seen*: the difference is within chance (two standard errors over seeds), smaller than claimed, or of one seed:
-  one run of each method neither confirms nor contradicts.
-- *not measured*: a run is missing, or it did not record what the claim is about.
+- *not seen*: the difference is within chance (two standard errors over seeds) or smaller than claimed.
+- *not as printed*: a formula needs a correction, which [Theory](theory.md) gives. It says nothing against the method.
 
-`results/SCALE/NAME.json` has every number, and `outeffhop reproduce` makes one HTML page from them. To measure the
-results yourself, see [Reproduce the paper](howto/reproduce.md).
+In tables the best number of a column is bold and the second best underlined; equal numbers share a mark. Columns that
+begin with "paper" hold the paper's own numbers. `results/SCALE/NAME.json` has every number. To measure the results
+yourself, see [Reproduce the paper](howto/reproduce.md).
 """
 CLAIMS = """## All claims
 
-Every claim of the paper that we judge, and how many seeds stand behind the verdict: those of the method with the
-fewest. *None*: nothing is random, or time was measured.
+Every claim that at least two seeds can judge. Seeds are those of the method with the fewest; *none*: nothing is random,
+or time was measured.
 """
 SCALES = {
     "small": """# At small scale
 
 Models were trained in parallel on one GPU, as `tools/small_results.sh` does; experiments without training ran on the
-CPU cores that their sections name. The first set of OutEffHop's numbers was made with a kernel that could err on a
-busy GPU ([a busy GPU](reliability.md#a-busy-gpu)). Everything that had used it was measured again. The new numbers
-differ from the first by no more than seeds do (`results/small/tried.json`); those of STanHop-Net, trained in fp32, by
-at most 1e-8.""",
+CPU cores that their sections name.""",
     "small-all-prose": """# BERT and OPT on all of the text
 
 The runs above did not record how many of the books they were trained on; judging by their perplexity, not all. The runs
@@ -160,9 +155,8 @@ def page() -> tuple[str, list[Path]]:
             assert result is not None, f"{path} has no result yet"
             results.setdefault(scale, []).append(result)
             pictures = f"{PICTURES.name}/{scale}/{path.stem}"
-            section = markdown_of(result, f"pictures/{pictures}").replace("\n### ", "\n#### ").replace("## ", "### ", 1)
-            before, heading, after = section.partition("\n#### ")  # tables and figures come after the verdicts
-            parts.append(before + REMARKS.get((scale, path.stem), "") + heading + after)
+            section = markdown_of(result, f"pictures/{pictures}", REMARKS.get((scale, path.stem), ""))
+            parts.append(section.replace("\n### ", "\n#### ").replace("## ", "### ", 1))
             shown.append(path)
     return "\n".join([INTRODUCTION, f"{CLAIMS}\n{claims_of(results)}", *parts]), shown
 

@@ -5,6 +5,7 @@ import importlib
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from blocks import ROOT
 
 import outeffhop
 from outeffhop.memory import HopfieldMemory
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 # what a browser fetches by itself: scripts, styles, pictures, frames, and what a style names
 LOADED = re.compile(
@@ -44,6 +47,21 @@ def test_nothing_is_loaded_from_elsewhere(site):
     files = [f for f in site.rglob("*") if f.suffix in (".html", ".css")]
     assert len(files) > 30
     assert not {f"{f.name}: {url}" for f in files for url in loaded(f.read_text())}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.parametrize(("word", "found"), [("percentile", True), ("xyzzyplugh", False)])
+def test_search_works_from_a_file(site, tmp_path, word, found):
+    """A page opened as a file may neither fetch the index nor start a Worker."""
+    page = (site / "howto" / "mend.html").as_uri() + f"?q={word}"
+    quiet = ["--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", *quiet, "--disable-sync"]
+    command += [f"--user-data-dir={tmp_path}", "--virtual-time-budget=8000", "--dump-dom", page]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    said = re.search(r'class="md-search-result__meta">\s*([^<]*?)\s*<', shown)
+    assert said is not None
+    assert bool(re.fullmatch(r"\d+ matching documents?", said[1])) == found, said[1]
+    assert (said[1] == "No matching documents") != found, said[1]
 
 
 def test_what_is_loaded_is_seen():
@@ -97,7 +115,7 @@ def test_formulas_are_mathml(site):
 def test_pictures_are_made_by_their_script(tmp_path):
     folder = ROOT / "docs" / "pictures"
     script = runpy.run_path(str(folder / "make.py"))
-    for draw in ("no_op", "methods"):  # the examples are run by a test of their own
+    for draw in ("no_op", "methods", "mended"):  # the examples are run by a test of their own
         script[draw](tmp_path)
     assert all((script["EXAMPLES"] / example).is_file() for example in script["FROM_EXAMPLES"].values())
     made = {p.name for p in tmp_path.iterdir()} | script["FROM_EXAMPLES"].keys()

@@ -14,11 +14,11 @@ from outeffhop.cli.console import print_json, print_table, speaks
 from outeffhop.cli.options import Reproduce
 from outeffhop.lab.paper.experiment import Experiment, Result, Settings, Table
 from outeffhop.lab.paper.paper_settings import repeats
-from outeffhop.lab.paper.ranking import ranks
+from outeffhop.lab.paper.ranking import entry_text, ranks
 from outeffhop.lab.paper.registry import NAMES, find
 from outeffhop.lab.paper.running import check
 from outeffhop.lab.paper.running import run as run_experiment
-from outeffhop.lab.report.experiments_page import text_of, write_report
+from outeffhop.lab.report.experiments_page import write_report
 
 __all__ = ["run", "show"]
 
@@ -151,13 +151,13 @@ def show(result: Result) -> None:
     for verdict in result.verdicts:
         behind = f" ({verdict.seeds_said})" if verdict.seeds is not None else ""
         print(f"{verdict.verdict.upper()}{behind}: {verdict.claim}\n    {verdict.numbers}")
-    print_table("\nConditions", ("", ""), [(str(k), text_of(v)) for k, v in result.conditions.items()])
+    print_table("\nConditions", ("", ""), [(str(k), entry_text(v)) for k, v in result.conditions.items()])
 
 
 def _show_table(table: Table) -> None:
     marked = ranks(table)
     rows = [
-        [text_of(entry) + _MARKS.get(marked.get((i, j), 0), "") for j, entry in enumerate(row)]
+        [entry_text(entry) + _MARKS.get(marked.get((i, j), 0), "") for j, entry in enumerate(row)]
         for i, row in enumerate(table.rows)
     ]
     print_table(table.title, list(table.columns), rows)

@@ -11,10 +11,10 @@ import pytest
 
 from outeffhop.lab.paper import drawing, run
 from outeffhop.lab.paper.experiment import Figure, Result, Settings, Table, Verdict
+from outeffhop.lab.paper.ranking import entry_text, ranks
 from outeffhop.lab.paper.registry import find
 from outeffhop.lab.paper.result_file import ResultFile, read_all
 from outeffhop.lab.report import write_report
-from outeffhop.lab.report.experiments_page import text_of
 from outeffhop.lab.report.markdown import markdown_of
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -75,7 +75,7 @@ class Cells(HTMLParser):
 def test_best_and_second_are_marked_within_a_group_and_missing_cells_are_empty(tmp_path):
     make(tmp_path)
     cells = Cells(write_report(tmp_path).read_text()).cells
-    rows = [cells[i : i + 5] for i in range(0, len(cells), 5)]
+    rows = [cells[i : i + 5] for i in range(5, len(cells), 5)]  # the first five are the table of claims
     assert [row[2] for row in rows] == [["3", "second"], ["2 ± 1", "best"], ["4", ""], ["9", ""]]
     assert [row[3] for row in rows] == [["1", ""], ["2", "second"], ["3", "best"], ["1", ""]]
     assert [row[4] for row in rows] == [["", "paper"], ["7", "best paper"], ["8", "second paper"], ["2", "paper"]]
@@ -99,10 +99,26 @@ def test_links_lead_to_sections_in_the_papers_order_and_verdicts_are_counted(tmp
     make(tmp_path, "energy")
     tags = Cells(text := write_report(tmp_path).read_text()).tags
     links = [a["href"][1:] for tag, a in tags if tag == "a"]
-    assert links == ["of-table1", "of-energy", "of-cost"] == [a["id"] for _, a in tags if "id" in a]
-    assert "<dt>confirmed</dt><dd>2</dd>" in text
+    assert links == ["of-table1", "of-cost", "of-energy"]  # the theory comes after what it does for a user
+    assert [a["id"] for _, a in tags if "id" in a] == ["of-table1", "of-energy", "of-cost"]
+    assert text.count("<dt>confirmed</dt><dd>1</dd>") == 2  # one in each part
     assert "<dt>contradicted</dt><dd>1</dd>" in text
     assert '<span class="contradicted">contradicted</span>' in text
+
+
+def test_a_formula_that_is_not_as_printed_does_not_look_like_a_failure(tmp_path):
+    make(tmp_path, "theory", verdict="not as printed")
+    text = write_report(tmp_path).read_text()
+    assert '<span class="printed">not as printed</span>' in text
+    assert 'class="contradicted"' not in text
+
+
+def test_numbers_that_look_equal_are_not_ranked():
+    """4.4868 and 4.4871 are both shown as 4.487."""
+    rows = [["a", 4.4868], ["b", 4.4871]]
+    assert ranks(Table("t", ["method", "kurtosis"], rows, {"kurtosis": "low"})) == {}
+    rows.append(["c", 9.0])
+    assert ranks(Table("t", ["method", "kurtosis"], rows, {"kurtosis": "low"})) == {(0, 1): 1, (1, 1): 1}
 
 
 def test_figures_are_within_the_page_and_a_lost_one_is_named(tmp_path):
@@ -155,7 +171,7 @@ def test_missing_figures_are_drawn_again(tmp_path):
     [(None, ""), (23341.5, "23342"), (0.12345, "0.1235"), (1.5e30, "1.5e+30"), (float("inf"), "inf"), (7, "7")],
 )
 def test_an_entry_is_as_long_as_can_be_read(entry, text):
-    assert text_of(entry) == text
+    assert entry_text(entry) == text
 
 
 def test_markdown_names_a_command_that_there_is(tmp_path):

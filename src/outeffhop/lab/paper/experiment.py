@@ -30,7 +30,7 @@ __all__ = [
 
 Scale = Literal["tiny", "small", "paper"]
 Values = dict[str, Any]
-VerdictWord = Literal["confirmed", "not seen", "contradicted", "not measured"]
+VerdictWord = Literal["confirmed", "not seen", "contradicted", "not as printed", "not measured"]
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ class Verdict:
     """What our numbers say about a claim of the paper.
 
     Attributes:
-        verdict: confirmed (at this scale), "not seen" or contradicted; "not measured" where a cell is missing.
+        verdict: confirmed (at this scale), "not seen" or contradicted; "not as printed" for a theorem whose formula
+            needs a correction, which ``numbers`` states; "not measured" where a cell is missing.
         seeds: how many seeds (trained models, where each is compared with itself) stand behind it, of what was
             measured with the fewest; None where they are not what is compared. One neither confirms nor contradicts.
     """

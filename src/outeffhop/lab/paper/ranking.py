@@ -10,7 +10,7 @@ from typing import Any
 
 from outeffhop.lab.paper.experiment import Table, VerdictWord
 
-__all__ = ["judged", "mean_std", "number_of", "ranks", "shown", "surplus"]
+__all__ = ["entry_text", "judged", "mean_std", "number_of", "ranks", "shown", "surplus"]
 
 _NUMBER = re.compile(r"[-−+]?(\d+\.?\d*|\.\d+)(e[-−+]?\d+)?")
 
@@ -28,6 +28,15 @@ def mean_std(values: Sequence[float], digits: int = 4) -> str:
     return f"{shown(mean(values), digits)} ± {shown(stdev(values), 2)}"
 
 
+def entry_text(entry: Any) -> str:
+    """An entry of a table as reports show it: four significant digits, no exponent below a million, "" for None."""
+    if entry is None:
+        return ""
+    if isinstance(entry, float) and math.isfinite(entry):
+        return f"{entry:.0f}" if 1000 <= abs(entry) < 1e6 else f"{entry:.4g}"
+    return str(entry)
+
+
 def number_of(entry: Any) -> float | None:
     """The number in an entry, or the mean of "mean ± std"; None for other text."""
     if isinstance(entry, bool):
@@ -41,7 +50,8 @@ def number_of(entry: Any) -> float | None:
 def ranks(table: Table) -> dict[tuple[int, int], int]:
     """(row, column) → 1 for the best and 2 for the second best, among the rows of a group.
 
-    Equal numbers share a rank: if two are best, none is second. If all numbers of a group are equal, none is best.
+    Numbers are compared as reports show them, so two that look equal share a rank: if two are best, none is second.
+    If all numbers of a group are equal, none is best.
     """
     columns = list(table.columns)
     group_at = None if table.group is None else columns.index(table.group)
@@ -52,7 +62,8 @@ def ranks(table: Table) -> dict[tuple[int, int], int]:
     for name, better in table.better.items():
         at = columns.index(name)
         for rows in groups.values():
-            numbers = {i: n for i in rows if (n := number_of(table.rows[i][at])) is not None and math.isfinite(n)}
+            texts = {i: entry_text(table.rows[i][at]) for i in rows if not isinstance(table.rows[i][at], bool)}
+            numbers = {i: n for i, text in texts.items() if (n := number_of(text)) is not None and math.isfinite(n)}
             order = sorted(numbers.values(), reverse=better == "high")
             if len(set(order)) > 1:
                 found.update({(i, at): order.index(n) + 1 for i, n in numbers.items() if n in order[:2]})

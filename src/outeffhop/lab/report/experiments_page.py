@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import base64
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from outeffhop._io import write_whole
 from outeffhop.lab.paper.experiment import Figure, Result, Table, Verdict
-from outeffhop.lab.paper.ranking import ranks
+from outeffhop.lab.paper.ranking import entry_text, ranks
 from outeffhop.lab.paper.registry import NAMES, find
 from outeffhop.lab.paper.result_file import read_all
 from outeffhop.lab.paper.running import redraw
 from outeffhop.lab.report.html import Section, page
 
-__all__ = ["experiments_page", "text_of", "write_report"]
+__all__ = ["claim_groups", "experiments_page", "write_report"]
 
 _FILE = "report.html"
 _TITLE = "The paper's tables and figures, measured again"
 _CLASSES = {1: "best", 2: "second"}
-_VERDICTS = ("confirmed", "not seen", "contradicted", "not measured")
+_VERDICTS = ("confirmed", "not seen", "contradicted", "not as printed", "not measured")
+_THEORY = ("energy", "theory")  # about formulas; all other experiments are about what a user gains
+
+
+def claim_groups(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The results in two parts, without empty ones: what the method does for its users, and the paper's theory."""
+    parts: dict[str, list[Result]] = {"What it does for you": [], "The paper's theory": []}
+    for result in results:
+        parts["The paper's theory" if result.name in _THEORY else "What it does for you"].append(result)
+    return {title: part for title, part in parts.items() if part}
 
 
 def write_report(out: Path, title: str = _TITLE) -> Path:
@@ -52,29 +60,46 @@ def experiments_page(results: dict[Path, Result], title: str = _TITLE) -> str:
 
 
 def _summary(results: Sequence[Result]) -> str:
-    """The number of claims per verdict, and every claim with a link to its numbers."""
-    counts = Counter(str(v.verdict) for r in results for v in r.verdicts)
-    boxes = "".join(f"<div><dt>{word}</dt><dd>{counts[word]}</dd></div>" for word in _VERDICTS if counts[word])
-    links = "\n".join(
-        f'<h3><a href="#of-{escape(r.name)}">{escape(r.of)}</a></h3>\n{_claims(r.verdicts, numbers=False)}'
-        for r in results
-    )
+    """The number of claims per verdict, and a table of every claim with a link to its section."""
+    parts = []
+    for title, part in claim_groups(results).items():
+        counts = Counter(str(v.verdict) for r in part for v in r.verdicts)
+        boxes = "".join(f"<div><dt>{word}</dt><dd>{counts[word]}</dd></div>" for word in _VERDICTS if counts[word])
+        rows = "\n".join(_row(r, v) for r in part for v in r.verdicts)
+        head = "<tr><th>claim</th><th>verdict</th><th>numbers</th><th>seeds</th><th>of the paper</th></tr>"
+        parts.append(
+            f'<h2>{escape(title)}</h2>\n<dl class="facts">{boxes}</dl>\n'
+            f'<div class="wide"><table class="verdicts">{head}\n{rows}</table></div>'
+        )
     return (
-        "<p>Every claim is judged by numbers measured at the scale stated in its section. The best numbers are bold, "
-        "the second best underlined; the paper's own numbers are next to ours.</p>\n"
-        f'<dl class="facts">{boxes}</dl>\n<nav>{links}</nav>'
+        "<p>Every claim is judged by numbers measured at the scale stated in its section. “Not as printed” is about a "
+        "formula that needs a correction, not about what the method does. In tables the best numbers are bold, the "
+        "second best underlined, and equal numbers share a mark; the paper's own numbers are next to ours.</p>\n"
+        + "\n".join(parts)
     )
 
 
-def _claims(verdicts: Sequence[Verdict], numbers: bool = True) -> str:
+def _row(result: Result, verdict: Verdict) -> str:
+    seeds = "" if verdict.seeds is None else str(verdict.seeds)
+    link = f'<a href="#of-{escape(result.name)}">{escape(result.of)}</a>'
+    cells = (escape(verdict.claim), _word(verdict), escape(verdict.numbers), seeds, link)
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _word(verdict: Verdict) -> str:
+    """The verdict in its colour: green or red for what was measured, neutral for a formula's misprint."""
+    kinds = {"confirmed": "confirmed", "contradicted": "contradicted", "not as printed": "printed"}
+    return f'<span class="{kinds.get(verdict.verdict, "open")}">{escape(verdict.verdict)}</span>'
+
+
+def _claims(verdicts: Sequence[Verdict]) -> str:
     if not verdicts:
         return ""
     lines = []
     for verdict in verdicts:
-        kind = verdict.verdict if verdict.verdict in ("confirmed", "contradicted") else "open"
         said = "; ".join(filter(None, (verdict.numbers, verdict.seeds_said)))
-        seen = f"<small>{escape(said)}</small>" if numbers and said else ""
-        lines.append(f'<li><span class="{kind}">{escape(verdict.verdict)}</span> {escape(verdict.claim)}{seen}</li>')
+        seen = f"<small>{escape(said)}</small>" if said else ""
+        lines.append(f"<li>{_word(verdict)} {escape(verdict.claim)}{seen}</li>")
     return '<ul class="claims">' + "\n".join(lines) + "</ul>"
 
 
@@ -84,9 +109,11 @@ def _body(result: Result, folder: Path) -> str:
     parts = [f'<p class="conditions">{command}{said}</p>']
     if "mean nothing" in str(result.conditions.get("scale", "")):
         parts.append('<p class="warning">A trial run, cut down to seconds: these numbers mean nothing.</p>')
-    parts.append(_claims(result.verdicts))
     parts += [_figure(figure, folder) for figure in result.figures]
-    parts += [_table(table) for table in result.tables]
+    tables = "\n".join(map(_table, result.tables))
+    details = _claims(result.verdicts) + tables
+    if details:
+        parts.append(f"<details><summary>Claims and tables</summary>\n{details}\n</details>")
     return "\n".join(filter(None, parts))
 
 
@@ -114,7 +141,7 @@ def _table(table: Table) -> str:
         last = None if at is None else row[at]
         marked = [[_CLASSES[marks[i, j]]] if (i, j) in marks else [] for j in range(len(row))]
         cells = "".join(
-            f"<td{_classes(marked[j] + kinds[j])}>{escape(text_of(entry))}</td>" for j, entry in enumerate(row)
+            f"<td{_classes(marked[j] + kinds[j])}>{escape(entry_text(entry))}</td>" for j, entry in enumerate(row)
         )
         rows.append(f"<tr{_classes(['parted'] if begins else [])}>{cells}</tr>")
     note = f"<p>{escape(table.note)}</p>" if table.note else ""
@@ -131,12 +158,3 @@ def _kinds(column: str, entries: list[Any]) -> list[str]:
 
 def _classes(names: list[str]) -> str:
     return f' class="{" ".join(names)}"' if names else ""
-
-
-def text_of(entry: Any) -> str:
-    """An entry as text: four significant digits, no exponent below a million, nothing for None."""
-    if entry is None:
-        return ""
-    if isinstance(entry, float) and math.isfinite(entry):
-        return f"{entry:.0f}" if 1000 <= abs(entry) < 1e6 else f"{entry:.4g}"
-    return str(entry)

@@ -56,6 +56,12 @@ tr.parted td { border-top: 2px solid var(--line); }
 .confirmed { color: var(--good); font-weight: 700; }
 .contradicted { color: var(--bad); font-weight: 700; }
 .open { color: var(--open); font-weight: 700; }
+.printed { color: var(--link); font-weight: 700; }
+table.verdicts td { white-space: normal; text-align: left; vertical-align: top; min-width: 5rem; }
+table.verdicts th { text-align: left; }
+table.verdicts td:first-child { min-width: 14rem; }
+table.verdicts td:nth-child(3) { min-width: 16rem; color: var(--soft); }
+summary { cursor: pointer; color: var(--link); padding: .3rem 0; }
 .claims { list-style: none; margin: .6rem 0 1rem; padding: 0; }
 .claims li { border-left: .25rem solid var(--line); margin: .45rem 0; padding: .1rem 0 .1rem .7rem; max-width: 60rem; }
 .claims small { display: block; color: var(--soft); font-size: .85rem; }
@@ -74,6 +80,7 @@ figcaption { color: var(--soft); font-size: .85rem; margin-top: .3rem; max-width
   section + section { break-before: page; }
   figure, tr, h2, h3 { break-inside: avoid; }
   h2, h3 { break-after: avoid; }
+  details::details-content { content-visibility: visible; display: block; height: auto; }
   .wide { overflow: visible; }
   th, td { white-space: normal; padding: .15rem .3rem; }
 }
