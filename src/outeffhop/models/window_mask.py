@@ -11,7 +11,7 @@ from outeffhop.ops.torch_state import is_plain
 
 __all__ = ["WINDOWED", "window_mask"]
 
-# Architectures whose attention passes its ``sliding_window`` on; tests/models/test_sliding_windows.py runs each.
+# Architectures whose attention modules pass on ``sliding_window``; tests/models/test_sliding_windows.py runs each.
 WINDOWED = ("gpt_oss", "mistral", "qwen2", "qwen3")
 
 
