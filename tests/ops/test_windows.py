@@ -235,22 +235,26 @@ def test_a_window_compiles_as_one_graph():
         torch.testing.assert_close(a, b)
 
 
+def largest_allocation(function):
+    """Bytes of the largest single allocation while a function runs, inside operators too."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function()
+    return max(
+        event.cpu_memory_usage for event in profiler.events() if event.name == "[memory]" or event.cpu_memory_usage
+    )
+
+
 def test_memory_is_linear():
-    """No tensor of a call has as many elements as there are pairs of queries and keys."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        elements = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            for t in result if isinstance(result, (tuple, list)) else (result,):
-                if isinstance(t, torch.Tensor):
-                    self.elements = max(self.elements, t.numel())
-            return result
-
+    """No allocation of a call is as large as the pairs of queries and keys are; a mask of them all would be."""
     length = 2048
     query, key, value = (torch.randn(1, 1, length, 8, requires_grad=True) for _ in range(3))
-    with Largest() as largest:
+    band = torch.ones(length, length, dtype=torch.bool).tril().triu(-63)
+
+    def windowed():
         attention(query, key, value, window=(63, 0)).sum().backward()
-    assert largest.elements <= 64 * length
+
+    def masked():
+        attention(query, key, value, attn_mask=band.clone()).sum().backward()
+
+    assert largest_allocation(masked) >= length * length  # so the measurement sees such a tensor
+    assert largest_allocation(windowed) < length * length / 2
