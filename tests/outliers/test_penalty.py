@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, LlamaConfig, Trainer, TrainingArguments
 
-from outeffhop.outliers import measure
+from outeffhop.outliers import measure, tails
 from outeffhop.outliers.penalty import KINDS, OutlierPenalty
 from outeffhop.outliers.tails import fourth_power, log_kurtosis, log_tail
 
@@ -47,6 +47,18 @@ def test_value_and_gradient_are_those_of_the_definition(function, truth, keep):
     ours, theirs = function(x, keep), truth(x, keep)
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
+
+
+@pytest.mark.parametrize("keep", [None, MASK])
+def test_compiled_by_itself_as_on_a_gpu(keep, monkeypatch):
+    monkeypatch.setattr(tails, "_fused", lambda function, _: torch.compile(function, dynamic=True))
+    torch.manual_seed(0)
+    for length in (5, 5, 7):  # the second length compiles for any
+        x = (torch.randn(3, length, 7) ** 3 + 0.5).requires_grad_()
+        mask = None if keep is None else torch.nn.functional.pad(keep, (0, length - 5))
+        ours, theirs = log_tail(x, mask), plain_tail(x, mask)
+        torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
 
 
 @pytest.mark.parametrize("function", KINDS.values())
