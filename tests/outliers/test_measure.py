@@ -254,13 +254,32 @@ def test_bfloat16():
     assert half.attention[0].max_probability == pytest.approx(full.attention[0].max_probability, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("name", "projection"),
+    [
+        ("bert", "output.dense"),
+        ("opt", "fc2"),
+        ("vit", "mlp.fc2"),
+        ("llama", "mlp.down_proj"),
+        ("gpt2", "mlp.c_proj"),
+        ("distilbert", "ffn.lin2"),
+    ],
+)
+def test_inputs_of_the_last_projections_of_mlps(name, projection):
+    model = model_of(name)
+    added = [p for p in pick(model, "paper+inputs") if p not in pick(model)]
+    assert len(added) == model.config.num_hidden_layers
+    assert all(p.module.endswith(f".{projection}") and p.side == "input" and not p.kurtosis for p in added)
+    assert outliers.measure(model, [inputs_of(name)], "paper+inputs").max_inf_norm > 0
+
+
 def test_wrong_calls():
     model, inputs = model_of("bert"), inputs_of("bert")
     with pytest.raises(ValueError, match="batches is empty"):
         outliers.measure(model, [])
     with pytest.raises(ValueError, match="takes input_ids"):
         outliers.measure(model, [tiny.inputs("vit")])
-    with pytest.raises(ValueError, match="'paper', 'all' or a list"):
+    with pytest.raises(ValueError, match=r"'paper', 'paper\+inputs', 'all' or a list"):
         outliers.measure(model, [inputs], "some")
     with pytest.raises(ValueError, match=r"matches '\*\.output\.dens'.*output\.dense"):
         outliers.measure(model, [inputs], ["*.output.dens"])

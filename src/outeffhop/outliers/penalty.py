@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from outeffhop._naming import known
-from outeffhop.outliers.tails import fourth_power, log_kurtosis, log_tail
+from outeffhop.outliers.tails import excess_range, fourth_power, log_kurtosis, log_tail
 from outeffhop.outliers.tensors import Pick, pick
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "OutlierPenalty"]
 
-KINDS = {"log_tail": log_tail, "log_kurtosis": log_kurtosis, "fourth_power": fourth_power}
+KINDS = {"log_tail": log_tail, "excess_range": excess_range, "log_kurtosis": log_kurtosis, "fourth_power": fourth_power}
 
 
 class OutlierPenalty:
@@ -42,8 +42,9 @@ class OutlierPenalty:
     Args:
         model: any transformers model, or any module with patterns for ``tensors``.
         weight: of the penalty in the loss, after the warm-up.
-        kind: "log_tail", log(mean x⁴ / (mean |x|)⁴); "log_kurtosis", the logarithm of the paper's own measure, which
-            has no gradient where one value outweighs all others; or "fourth_power", mean (x/3)⁴, which has a scale.
+        kind: "log_tail", log(mean x⁴ / (mean |x|)⁴); "excess_range", which costs nothing where a tail is short and
+            presses longest tails hardest; "log_kurtosis", the logarithm of the paper's own measure, which has no
+            gradient where one value outweighs all others; or "fourth_power", mean (x/3)⁴, which has a scale.
         tensors: which ones, as for ``outliers.measure``.
         warmup_steps: optimizer steps over which ``callback`` raises the weight from 0.
     """
@@ -53,7 +54,7 @@ class OutlierPenalty:
         model: nn.Module,
         weight: float = 0.1,
         *,
-        kind: Literal["log_tail", "log_kurtosis", "fourth_power"] = "log_tail",
+        kind: Literal["log_tail", "excess_range", "log_kurtosis", "fourth_power"] = "log_tail",
         tensors: str | Sequence[str] = "paper",
         warmup_steps: int = 0,
     ) -> None:

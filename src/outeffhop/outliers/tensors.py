@@ -14,7 +14,10 @@ from transformers import PreTrainedModel
 from outeffhop.models.modules import attention_modules, has_attention, own_attention
 from outeffhop.state import MethodState
 
-__all__ = ["PAPER", "Rule", "Pick", "pick"]
+__all__ = ["NAMED", "PAPER", "Rule", "Pick", "pick"]
+
+NAMED = ("paper", "paper+inputs", "all")
+"""The choices of tensors that have a name."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +78,18 @@ def pick(model: nn.Module, tensors: str | Sequence[str] = "paper") -> list[Pick]
         model: any module.
         tensors: "paper" selects those the paper measures in BERT, OPT, ViT and STanHop-Net; in other models the
             outputs of blocks, MLPs, norms and attention output projections. What a method adds (gates, QK-norm) is left
-            out, so that all methods are measured on the same tensors. "all" selects the output of every module. A list
-            contains ``fnmatch`` patterns of module names; a pattern that ends with ``:input`` selects the module's
-            input.
+            out, so that all methods are measured on the same tensors. "paper+inputs" adds the inputs of each MLP's last
+            projection. "all" selects the output of every module. A list contains ``fnmatch`` patterns of module names;
+            a pattern that ends with ``:input`` selects the module's input.
     """
     if isinstance(tensors, str):
-        if tensors not in ("paper", "all"):
-            raise ValueError(f"tensors={tensors!r}: must be 'paper', 'all' or a list of patterns of module names")
-        found = _paper(model) if tensors == "paper" else [Pick(name) for name in _speaking(model)]
+        if tensors not in NAMED:
+            raise ValueError(
+                f"tensors={tensors!r}: must be {', '.join(map(repr, NAMED))} or a list of patterns of module names"
+            )
+        found = [Pick(name) for name in _speaking(model)] if tensors == "all" else _paper(model)
+        if tensors == "paper+inputs":
+            found += [Pick(name, "input", kurtosis=False) for name in _last_projections(model)]
     else:
         found = _matching(model, list(tensors))
     if not found:
@@ -113,8 +120,31 @@ def _paper(model: nn.Module) -> list[Pick]:
 
 
 def _generic(model: nn.Module) -> Iterator[str]:
-    """Blocks are entries of module lists that contain attention; the other tensors are found in and beside them."""
+    """The tensors found in and beside the blocks of a model that the paper does not have."""
     modules = dict(model.named_modules())
+    for attention, block, branch, outside in _blocks(model, modules):
+        yield block
+        yield from _last_linear(modules, branch)
+        norms = [name for name in (*branch, *outside) if _is_norm(modules[name])]
+        yield from (name for name in norms if not name.startswith(f"{attention}."))
+        children = [name for name in outside if name.count(".") == block.count(".") + 1]
+        mlps = [n for n in children if _MLP.search(n.rpartition(".")[2]) or _MLP.search(type(modules[n]).__name__)]
+        yield from mlps or _last_linear(modules, outside)
+        parent = block.rpartition(".")[0].rpartition(".")[0]  # contains the list of blocks and the final norm
+        yield from (n for n in modules if n.rpartition(".")[0] == parent and n and _is_norm(modules[n]))
+
+
+def _last_projections(model: nn.Module) -> list[str]:
+    """The last Linear of each block outside its attention: what an MLP writes back with."""
+    modules = dict(model.named_modules())
+    return [name for _, _, _, outside in _blocks(model, modules) for name in _last_linear(modules, outside)]
+
+
+def _blocks(model: nn.Module, modules: dict[str, nn.Module]) -> Iterator[tuple[str, str, list[str], list[str]]]:
+    """Each attention module, its block, and the names in the block: in the branch of attention, and outside of it.
+
+    Blocks are entries of module lists that contain attention.
+    """
     for attention in attention_modules(model) if has_attention(model) else own_attention(model):
         block = _block(attention, modules)
         if block is None:
@@ -122,15 +152,8 @@ def _generic(model: nn.Module) -> Iterator[str]:
         # the child of the block that contains attention: its last Linear is the output projection
         branch = ".".join(attention.split(".")[: block.count(".") + 2])
         inside = [name for name in modules if name.startswith(f"{block}.")]
-        outside = [name for name in inside if not f"{name}.".startswith(f"{branch}.")]
-        yield block
-        yield from _last_linear(modules, [name for name in inside if f"{name}.".startswith(f"{branch}.")])
-        yield from (n for n in inside if _is_norm(modules[n]) and not n.startswith(f"{attention}."))
-        children = [name for name in outside if name.count(".") == block.count(".") + 1]
-        mlps = [n for n in children if _MLP.search(n.rpartition(".")[2]) or _MLP.search(type(modules[n]).__name__)]
-        yield from mlps or _last_linear(modules, outside)
-        parent = block.rpartition(".")[0].rpartition(".")[0]  # contains the list of blocks and the final norm
-        yield from (n for n in modules if n.rpartition(".")[0] == parent and n and _is_norm(modules[n]))
+        within = [name for name in inside if f"{name}.".startswith(f"{branch}.")]
+        yield attention, block, within, [name for name in inside if name not in within]
 
 
 def _block(name: str, modules: dict[str, nn.Module]) -> str | None:

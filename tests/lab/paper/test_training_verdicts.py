@@ -43,7 +43,7 @@ def test_components_are_those_of_the_model_and_are_recorded(model, tmp_path):
     cell = next(c for c in find("table1").cells(Settings()) if c.values["model"] == model)
     train = config_of(cell, Settings(out=tmp_path)).train
     built = presets.build(model, "tiny", "vanilla")
-    recorded = [p.name for p in pick(built, chosen_tensors(train))]
+    recorded = [p.name for p in pick(built, chosen_tensors(train.outlier_tensors))]
     for layer in range(depth_of(recorded)):
         for name in COMPONENTS[model].values():
             assert sum(tensor.endswith(f".{layer}.{name}") for tensor in recorded) == 1

@@ -35,6 +35,7 @@ EVERY_TRAIN = TrainConfig(
     clip_norm=0.5,
     penalty=0.1,
     penalty_kind="fourth_power",
+    penalty_tensors="paper+inputs",
     weight_bound=20.0,
     anneal_steps=2,
     patience=4,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from transformers import AutoConfig
 
@@ -17,15 +17,22 @@ from outeffhop.models.stanhop import StanhopConfig
 __all__ = ["minutes_of", "recipe", "with_steps"]
 
 _MINUTES = 10.0
-# task → learning rate, and weight of the penalty, which is relative to the size of the loss
-_SETTINGS = {
-    "clm": (3e-4, 0.1),
-    "mlm": (3e-4, 0.1),
-    "seq2seq": (3e-4, 0.1),
-    "classification": (1e-4, 0.1),
-    "forecasting": (1e-4, 0.1),
-    "embedding": (2e-4, 0.1),
+_RATES = {  # by task
+    "clm": 3e-4,
+    "mlm": 3e-4,
+    "seq2seq": 3e-4,
+    "classification": 1e-4,
+    "forecasting": 1e-4,
+    "embedding": 2e-4,
 }
+# kind of the penalty → its weight beside the loss, and the tensors it is on
+_PENALTIES = {
+    "log_tail": (0.1, "paper"),
+    "excess_range": (0.02, "paper+inputs"),
+    "log_kurtosis": (0.1, "paper"),
+    "fourth_power": (0.1, "paper"),
+}
+_PENALTY: Literal["log_tail"] = "log_tail"
 
 
 def recipe(config: MendConfig, *, plain: bool = False) -> RunConfig:
@@ -50,6 +57,7 @@ def recipe(config: MendConfig, *, plain: bool = False) -> RunConfig:
         max_steps=config.steps,
         lr=config.lr,
         penalty=config.penalty or 0.0,
+        penalty_kind=config.penalty_kind or _PENALTY,
         weight_bound=0.0 if plain else config.weight_bound,
     )
     resolved = resolve(
@@ -62,14 +70,15 @@ def recipe(config: MendConfig, *, plain: bool = False) -> RunConfig:
             samples=DataConfig(length=config.length, tokenizer=config.tokenizer),
         )
     )
-    lr, penalty = _SETTINGS[str(resolved.task)]
+    weight, tensors = _PENALTIES[resolved.train.penalty_kind]
     return dataclasses.replace(
         resolved,
         method=_own_method(str(resolved.init)) if kept else resolved.method,
         train=dataclasses.replace(
             resolved.train,
-            lr=lr if config.lr is None else config.lr,
-            penalty=0.0 if plain else penalty if config.penalty is None else config.penalty,
+            lr=_RATES[str(resolved.task)] if config.lr is None else config.lr,
+            penalty=0.0 if plain else weight if config.penalty is None else config.penalty,
+            penalty_tensors=tensors,
         ),
     )
 

@@ -43,7 +43,7 @@ class MendReport(JsonReport):
         task: what it was fine-tuned for.
         teacher: the name of the checkpoint that it imitated; None if it learned from labels.
         steps, batch_size, length: of the fine-tuning; the length is None for data other than text.
-        penalty, weight_bound, lr: of the fine-tuning.
+        penalty, penalty_kind, weight_bound, lr: of the fine-tuning.
         seconds: that the fine-tuning took, without measuring.
         seed: of the fine-tuning.
         before, after: the model as it came, and the mended one.
@@ -69,6 +69,7 @@ class MendReport(JsonReport):
     before: Measured
     after: Measured
     plain: Measured | None = None
+    penalty_kind: str = "log_tail"
 
     @property
     def columns(self) -> dict[str, Measured]:

@@ -95,7 +95,7 @@ def _head(report: MendReport, metric: str) -> str:
     data = report.data.rstrip("/").rpartition("/")[2]
     said = (
         f"Fine-tuned on {data}, {report.batch_size}{length} a step, {learned}, learning rate {report.lr:g}, "
-        f"penalty {report.penalty:g} on outliers, "
+        f"penalty {report.penalty:g} on outliers ({report.penalty_kind}), "
         f"weights within {report.weight_bound:g} deviations, seed {report.seed}; {kept}. Measured on "
         f"{after.outliers.samples} samples of the validation split."
     )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from outeffhop.lab.data import Prepared
+from outeffhop.lab.training.checks import chosen_tensors
 from outeffhop.lab.training.config import RunConfig
 from outeffhop.lab.training.imitation import inputs_of
 from outeffhop.lab.training.optimization import make_optimizer
@@ -29,7 +30,8 @@ def steps_in(minutes: float, config: RunConfig, prepared: Prepared) -> int:
     model.to(device).train()
     if train.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    penalty = OutlierPenalty(model, train.penalty)
+    chosen = chosen_tensors(str(train.penalty_tensors))
+    penalty = OutlierPenalty(model, train.penalty, kind=train.penalty_kind, tensors=chosen)
     optimizer = make_optimizer(model, train, decay_norms=False)
     size = train.batch_size or 1
     seconds = []

@@ -9,7 +9,7 @@ import torch
 from outeffhop.lab.data import Prepared
 from outeffhop.lab.training.config import RunConfig, TrainConfig
 from outeffhop.models.positions import positions_of
-from outeffhop.outliers.tensors import pick
+from outeffhop.outliers.tensors import NAMED, pick
 
 __all__ = ["check_device", "check_run", "chosen_tensors", "misfit"]
 
@@ -41,10 +41,12 @@ def check_run(config: RunConfig, model: Any, prepared: Prepared) -> None:
         raise ValueError(f"samples.length={config.samples.length}: the model has {longest} positions")
     if train.gradient_checkpointing and not model.supports_gradient_checkpointing:
         raise ValueError(f"train.gradient_checkpointing=True: {kind} does not support it; leave it out")
-    try:
-        pick(model, chosen_tensors(train))
-    except ValueError as error:
-        raise ValueError(f"train.outlier_tensors={train.outlier_tensors!r}: {error}") from None
+    for name in ("outlier_tensors", "penalty_tensors"):
+        chosen = str(getattr(train, name))
+        try:
+            pick(model, chosen_tensors(chosen))
+        except ValueError as error:
+            raise ValueError(f"train.{name}={chosen!r}: {error}") from None
 
 
 def misfit(prepared: Prepared, config: Any) -> tuple[str, int, Any] | None:
@@ -58,7 +60,6 @@ def misfit(prepared: Prepared, config: Any) -> tuple[str, int, Any] | None:
     return None
 
 
-def chosen_tensors(train: TrainConfig) -> str | list[str]:
-    """``train.outlier_tensors`` as ``outeffhop.outliers.measure`` takes it."""
-    chosen = train.outlier_tensors
-    return chosen if chosen in ("paper", "all") else [pattern.strip() for pattern in chosen.split(",")]
+def chosen_tensors(chosen: str) -> str | list[str]:
+    """``train.outlier_tensors`` or ``train.penalty_tensors`` as ``outeffhop.outliers.measure`` takes it."""
+    return chosen if chosen in NAMED else [pattern.strip() for pattern in chosen.split(",")]

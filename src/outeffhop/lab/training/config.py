@@ -63,7 +63,9 @@ class TrainConfig:
         betas: moment decay rates of Adam.
         clip_norm: largest gradient norm; 0: no clipping.
         penalty: weight of a penalty on the outliers of outlier_tensors in the loss, after warmup_steps; 0: none.
-        penalty_kind: log_tail, log_kurtosis (which saturates beside one huge value) or fourth_power.
+        penalty_kind: log_tail, excess_range (nothing for short tails, more for long ones), log_kurtosis (which
+            saturates beside one huge value) or fourth_power.
+        penalty_tensors: what it is on, as for outlier_tensors, which is the default.
         weight_bound: largest weight of a matrix, in its standard deviations, from the middle of the run on; 0: any.
         anneal_steps: with --init, steps from softmax to the method's sinks and gates; a third of max_steps by default.
         patience: evaluations without improvement before training stops; 0: never.
@@ -75,7 +77,8 @@ class TrainConfig:
         keep: number of checkpoints to keep, besides the best one.
         outlier_steps: steps between measurements of outliers, or epoch; 0: only at the end.
         outlier_batches: batches of the validation set to measure outliers on.
-        outlier_tensors: paper, all, or patterns of module names separated by commas.
+        outlier_tensors: paper, paper+inputs (also of the MLPs' last projections), all, or patterns of module names
+            separated by commas.
         seed: of weights, order of samples and masks.
         precision: fp32 (without TF32), bf16 or fp16 autocast.
         compile: use torch.compile.
@@ -100,7 +103,8 @@ class TrainConfig:
     betas: tuple[float, float] | None = None
     clip_norm: float | None = None
     penalty: float = 0.0
-    penalty_kind: Literal["log_tail", "log_kurtosis", "fourth_power"] = "log_tail"
+    penalty_kind: Literal["log_tail", "excess_range", "log_kurtosis", "fourth_power"] = "log_tail"
+    penalty_tensors: str | None = None
     weight_bound: float = 0.0
     anneal_steps: int | None = None
     patience: int | None = None

@@ -126,6 +126,7 @@ def resolve(config: RunConfig) -> RunConfig:
         train = _filled(train, {"anneal_steps": 0})
     elif train.max_steps is not None:
         train = _filled(train, {"anneal_steps": train.max_steps // 3})
+    train = _filled(train, {"penalty_tensors": train.outlier_tensors})
     _check_train(train)
     return dataclasses.replace(config, method=method, train=train, samples=_samples(config, sizes))
 

@@ -183,7 +183,7 @@ def _trained(
         folder.forget_after(json.loads((last / "progress.json").read_text())["lines"] if last else 0)
     penalty = None
     if train.penalty:
-        chosen = chosen_tensors(train)
+        chosen = chosen_tensors(str(train.penalty_tensors))
         penalty = OutlierPenalty(
             model, train.penalty, kind=train.penalty_kind, tensors=chosen, warmup_steps=train.warmup_steps or 0
         )

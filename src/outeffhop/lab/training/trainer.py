@@ -250,7 +250,7 @@ class RunTrainer(Trainer):
             return self._last_report[1]
         limit = self.settings.outlier_batches
         share = list(batches(self.prepared.validation, self.prepared.eval_collate, self._eval_batch(), limit=limit))
-        report = measure(self.model, self._own(share), chosen_tensors(self.settings), attention=False)
+        report = measure(self.model, self._own(share), chosen_tensors(self.settings.outlier_tensors), attention=False)
         self._last_report = self.state.global_step, report
         if self._measured == self.state.global_step:  # its line was written before a kill
             return report
