@@ -13,14 +13,15 @@ from outeffhop.functional import compute_dtype
 from outeffhop.ops.torch_state import is_concrete, is_transformed
 from outeffhop.ops.window import Packed, check_window, rows_without_keys, visible
 
-__all__ = ["Call", "prepare"]
+__all__ = ["SMALLEST_SCALE", "Call", "check_sink", "largest_sink", "prepare"]
 
 # The kernels compute in float32, where a smaller scale is 0.
-_SMALLEST = torch.finfo(torch.float32).tiny
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+_LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # no kernel multiplies 8-bit floats
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Call:
     """One attention call. Every backend can rely on these shapes."""
 
@@ -131,7 +132,7 @@ def prepare(
         scale = _number("scale", scale)
     if not -math.inf < scale < math.inf:
         raise ValueError(f"scale={scale}: must be a finite number")
-    if scale < _SMALLEST:  # kernels mask before they scale, and −inf times 0 or a negative number is NaN or +inf
+    if scale < SMALLEST_SCALE:  # kernels mask before they scale, and −inf times 0 or a negative number is NaN or +inf
         query, scale = query * scale, 1.0
     band, is_causal = check_window(window, bool(is_causal))
     return Call(
@@ -142,7 +143,7 @@ def prepare(
         dropout_p=dropout_p,
         is_causal=is_causal,
         scale=float(scale),
-        sink=_check_sink(sink, query),
+        sink=check_sink(sink, query),
         return_lse=return_lse,
         window=band,
         packed=packed,
@@ -214,9 +215,14 @@ def _check_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return mask if mask.dtype in (torch.bool, query.dtype) else mask.to(compute_dtype(query.dtype))
 
 
-def _check_sink(sink: float | Tensor, query: Tensor) -> float | Tensor:
+def largest_sink(dtype: torch.dtype) -> float:
+    """The largest log n for queries of a dtype."""
+    return _LARGEST[torch.float64 if dtype == torch.float64 else torch.float32]
+
+
+def check_sink(sink: float | Tensor, query: Tensor) -> float | Tensor:
     heads = query.shape[-3]
-    largest = torch.finfo(compute_dtype(query.dtype)).max
+    largest = largest_sink(query.dtype)
     if not isinstance(sink, Tensor):
         sink = _number("sink", sink)
         if not sink <= largest:  # NaN as well

@@ -6,17 +6,20 @@ softmax_n; ``explain`` says which backends can serve a call, and why the others 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from outeffhop._naming import known
 from outeffhop.ops import aten, eager, padded
-from outeffhop.ops.call import Call, prepare
+from outeffhop.ops.call import Call, check_sink, prepare
 from outeffhop.ops.kernels import KERNELS
 from outeffhop.ops.probe import Watch, is_probed, watch
+from outeffhop.ops.remember import Remembered, kind_of
 from outeffhop.ops.torch_state import is_exporting
 from outeffhop.ops.window import Packed, check_lengths, check_sequences
 
@@ -35,6 +38,9 @@ BACKENDS: dict[str, Backend] = {
     "padded": Backend(padded.why_not, padded.attend),
     "eager": Backend(eager.why_not, eager.attend),
 }
+
+
+_REMEMBERED = Remembered()
 
 
 def attention(
@@ -79,9 +85,21 @@ def attention(
     Returns:
         The output [..., H, Lq, Dv], or (output, lse).
     """
+    kind = None
+    if window is None and not torch.compiler.is_compiling():
+        kind = kind_of(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, sink, return_lse, backend)
+        attend = _REMEMBERED.get(kind)
+        if attend is not None:
+            scale = 1.0 / math.sqrt(query.shape[3]) if scale is None else scale
+            sink = check_sink(sink, query) if isinstance(sink, Tensor) else sink
+            call = Call(query, key, value, attn_mask, dropout_p, is_causal, scale, sink, return_lse)
+            out, lse = attend(call)
+            return (out, lse) if return_lse else out  # type: ignore[return-value]
     watcher = watch()
     wanted = return_lse or watcher is not None
     call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, sink, wanted, window)
+    if kind is not None:
+        _REMEMBERED.put(kind, BACKENDS[_choose(call, backend)].attend)
     out, lse = _run(call, backend, watcher)
     lead = query.shape[:-1]
     if out.dim() != query.dim():
@@ -199,7 +217,7 @@ def _run(call: Call, backend: str, watcher: Watch | None) -> tuple[Tensor, Tenso
 
 def _choose(call: Call, backend: str) -> str:
     if backend == "auto":
-        return next(name for name in _order() if BACKENDS[name].why_not(call) is None)
+        return next(name for name in _order(call) if BACKENDS[name].why_not(call) is None)
     why = BACKENDS[known("backend", backend, ["auto", *BACKENDS])].why_not(call)
     if why is not None:
         raise ValueError(
@@ -209,9 +227,11 @@ def _choose(call: Call, backend: str) -> str:
     return backend
 
 
-def _order() -> tuple[str, ...]:
+def _order(call: Call) -> tuple[str, ...]:
     if is_probed():  # only the eager backend has what the probe asks for
         return ("eager",)
-    # An exported program should run without this package, and ONNX has no form of the fused op (PyTorch exports
+    # An exported program should run without this package, and ONNX has no form of the fused kernels (PyTorch exports
     # its CPU kernel's logsumexp as zeros), so only public ops serve.
-    return ("padded", "eager") if is_exporting() else tuple(BACKENDS)
+    if is_exporting():
+        return ("padded", "eager")
+    return *(name for name, kernel in KERNELS.items() if kernel.device == call.query.device.type), "padded", "eager"

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outeffhop.ops.torch_state import is_plain
+
 try:
     import triton
     import triton.language as tl
@@ -17,7 +19,7 @@ __all__ = ["serves", "apply_sink", "row_dot"]
 
 
 def serves(out: Tensor) -> bool:
-    return triton is not None and out.is_cuda and out.dtype != torch.float64
+    return triton is not None and out.is_cuda and out.dtype != torch.float64 and is_plain(out)
 
 
 def apply_sink(out: Tensor, lse: Tensor, sink: float | Tensor) -> tuple[Tensor, Tensor]:
