@@ -51,7 +51,7 @@ def test_no_warp_writes_before_all_have_read(kind, learned):
     from triton.compiler import ASTSource
 
     kernel = sink_triton._apply_sink_kernel
-    known = {"LEARNED": learned, "ROWS": 32, "WIDTH": 64}
+    known = {"SIZE": 64, "UNIT": 8, "LEARNED": learned, "ROWS": 32, "WIDTH": 64}
     types = {"out_ptr": f"*{kind}", "lse_ptr": "*fp32", "sink_ptr": "*fp32", "sink_value": "fp32"}
     types = {name: "constexpr" if name in known else types.get(name, "i32") for name in kernel.arg_names}
     source = ASTSource(kernel, types, {(kernel.arg_names.index(name),): value for name, value in known.items()})

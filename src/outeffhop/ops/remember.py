@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from outeffhop.ops.call import SMALLEST_SCALE, Call, largest_sink
-from outeffhop.ops.probe import is_probed, watch
+from outeffhop.ops.probe import is_seen
 from outeffhop.ops.torch_state import is_plain, is_transformed
 
 __all__ = ["Remembered", "kind_of"]
@@ -56,7 +56,7 @@ def kind_of(
 
     Of the lengths and the batch size it holds only how they relate, so that a growing cache is of one kind.
     """
-    if not is_plain(query, key, value) or is_transformed() or is_probed() or watch() is not None:
+    if not is_plain(query, key, value) or is_transformed() or is_seen():
         return None
     if not (_dense(query) and _dense(key) and _dense(value)):
         return None
