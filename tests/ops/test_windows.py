@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from measuring import largest_allocation
 from reference import DEVICES, reference
 
 from outeffhop.ops import attention, attention_varlen, kernels
@@ -309,15 +310,6 @@ def test_a_window_compiles_as_one_graph():
     torch.testing.assert_close(found, expected)
     for a, b in zip(*(torch.autograd.grad(o.sum(), (query, key)) for o in (found, expected)), strict=True):
         torch.testing.assert_close(a, b)
-
-
-def largest_allocation(function):
-    """Bytes of the largest single allocation while a function runs, inside operators too."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        function()
-    return max(
-        event.cpu_memory_usage for event in profiler.events() if event.name == "[memory]" or event.cpu_memory_usage
-    )
 
 
 def test_memory_is_linear():

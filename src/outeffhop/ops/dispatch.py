@@ -99,8 +99,11 @@ def attention(
     wanted = return_lse or watcher is not None
     call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, sink, wanted, window)
     if kind is not None:
-        _REMEMBERED.put(kind, BACKENDS[_choose(call, backend)].attend)
-    out, lse = _run(call, backend, watcher)
+        attend = BACKENDS[_choose(call, backend)].attend
+        _REMEMBERED.put(kind, attend)
+        out, lse = attend(call)
+    else:
+        out, lse = _run(call, backend, watcher)
     lead = query.shape[:-1]
     if out.dim() != query.dim():
         out = out.reshape(*lead, out.shape[-1])
