@@ -8,22 +8,18 @@ graph calls the kernels without Python, and fuses the sink with what comes after
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from outeffhop.ops.call import Call
-from outeffhop.ops.kernels import KERNELS, Grads, Kernel, Options, Saved
+from outeffhop.ops.kernels import KERNELS, Kernel, Options, Saved
 from outeffhop.ops.sink import apply_sink, fold_lse_gradient, sink_gradient
 from outeffhop.ops.torch_state import is_exporting
 from outeffhop.ops.window import Packed
 
 __all__ = ["attend"]
-
-_UNPACKED = (None, None, 0, 0)
 
 
 def attend(name: str, call: Call) -> tuple[Tensor, Tensor | None]:
@@ -36,40 +32,25 @@ def attend(name: str, call: Call) -> tuple[Tensor, Tensor | None]:
     if not kernel.grouped and call.grouped:
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    value_size = value.shape[3]
-    size = max(query.shape[3], value_size)
-    size = -(-size // kernel.size_multiple) * kernel.size_multiple
-    query, key, value = _last_dim(query, size), _last_dim(key, size), _last_dim(value, size)
+    size, value_size = query.shape[3], value.shape[3]
+    if size != value_size or size % kernel.size_multiple:
+        size = max(size, value_size)
+        size = -(-size // kernel.size_multiple) * kernel.size_multiple
+        query, key, value = (pad(t, (0, size - t.shape[3])) for t in (query, key, value))
+    if not (query.stride(3) == key.stride(3) == value.stride(3) == 1 or size == 1):  # as the kernels need it
+        query, key, value = (t if t.stride(3) == 1 else t.contiguous() for t in (query, key, value))
+    options = Options(call.dropout_p, call.is_causal, call.scale, call.window, call.packed)
     learned, number = (call.sink, 0.0) if isinstance(call.sink, Tensor) else (None, call.sink)
-    inputs = (
-        query,
-        key,
-        value,
-        bias,
-        learned,
-        number,
-        call.dropout_p,
-        call.is_causal,
-        call.scale,
-        call.window,
-        *(call.packed or _UNPACKED),
-    )
     if torch.compiler.is_compiling() and not is_exporting():
-        out, lse = torch.ops.outeffhop.attend.default(*inputs, name)
+        flat = *options[:4], *(call.packed or (None, None, 0, 0))
+        out, lse = torch.ops.outeffhop.attend.default(query, key, value, bias, learned, number, *flat, name)
     elif call.needs_grad:
-        out, lse = _Attend.apply(name, *inputs)
+        out, lse = _Attend.apply(name, query, key, value, bias, learned, number, options)
     else:
-        out, lse, _, _ = _forward(name, call.return_lse, *inputs)
+        out, lse, _, _ = _forward(name, query, key, value, bias, learned, number, options, call.return_lse)
     if size != value_size:
         out = out[..., :value_size]
     return out, _public_lse(lse, call) if call.return_lse else None
-
-
-def _last_dim(t: Tensor, size: int) -> Tensor:
-    """Pads with zeros to the head size the kernel takes; kernels need the last dimension to be contiguous."""
-    if t.shape[3] != size:
-        return pad(t, (0, size - t.shape[3]))
-    return t if t.stride(3) == 1 or size == 1 else t.contiguous()
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor, kernel: Kernel) -> Tensor:
@@ -99,35 +80,20 @@ def _public_lse(lse: Tensor, call: Call) -> Tensor:
     return torch.where(rows, sink, lse)
 
 
-def _options(
-    dropout_p: float,
-    is_causal: bool,
-    scale: float,
-    window: Sequence[int] | None,
-    cu_q: Tensor | None,
-    cu_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-) -> Options:
-    packed = None if cu_q is None or cu_k is None else Packed(cu_q, cu_k, max_q, max_k)
-    band = None if window is None else (window[0], window[1])  # an op has it as a list
-    return Options(dropout_p, is_causal, scale, band, packed)
-
-
 def _forward(
     name: str,
-    needs_lse: bool,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     bias: Tensor | None,
     learned: Tensor | None,
     number: float,
-    *options: Any,
+    options: Options,
+    needs_lse: bool = True,
 ) -> Saved:
     """What the kernel leaves, with the sink in it; without ``needs_lse``, its logsumexp is not of use."""
     kernel = KERNELS[name]
-    out, lse, rng0, rng1 = kernel.forward(query, key, value, bias, _options(*options))
+    out, lse, rng0, rng1 = kernel.forward(query, key, value, bias, options)
     without_keys = bias is not None or kernel.banded  # then a query may see no key
     if learned is not None or number != -math.inf or without_keys:
         out, lse = apply_sink(out, lse, number if learned is None else learned, without_keys, needs_lse)
@@ -145,7 +111,7 @@ def _backward(
     learned: Tensor | None,
     saved: Saved,
     options: Options,
-) -> tuple[Grads, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The gradients of query, key and value, and of a learned sink."""
     size, out, lse = query.shape[-1], saved.out, saved.lse
     grad_sink = None if learned is None else sink_gradient(grad_out, grad_lse, out, lse, learned)
@@ -156,15 +122,33 @@ def _backward(
     if grad_lse is not None:
         dq, dk, dv = (g[..., :size].contiguous() for g in grads)
         grads = dq, dk, dv
-    return grads, grad_sink
+    return *grads, grad_sink
 
 
-def _composite(*inputs: Any) -> tuple[Tensor, Tensor]:
+def _composite(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    learned: Tensor | None,
+    number: float,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
+    window: list[int] | None,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    name: str,
+) -> tuple[Tensor, Tensor]:
     """The op: nothing but what stands in it, so that what traces below Dynamo finds aten ops."""
-    *arguments, name = inputs
-    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in arguments):
-        return _Attend.apply(name, *arguments)  # type: ignore[no-any-return]
-    return _forward(name, True, *arguments)[:2]
+    packed = None if cu_q is None or cu_k is None else Packed(cu_q, cu_k, max_q, max_k)
+    options = Options(dropout_p, is_causal, scale, None if window is None else (window[0], window[1]), packed)
+    inputs = query, key, value, bias, learned, number, options
+    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs):
+        return _Attend.apply(name, *inputs)  # type: ignore[no-any-return]
+    return _forward(name, *inputs)[:2]
 
 
 # Only Dynamo sees it: it cannot trace into every autograd Function (that of PyTorch 2.11 drops this one's gradients),
@@ -184,8 +168,8 @@ _library.impl("attend", _composite, "CompositeImplicitAutograd")
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, name, query, key, value, bias, learned, number, *options):  # type: ignore[no-untyped-def]
-        saved = _forward(name, True, query, key, value, bias, learned, number, *options)
+    def forward(ctx, name, query, key, value, bias, learned, number, options):  # type: ignore[no-untyped-def]
+        saved = _forward(name, query, key, value, bias, learned, number, options)
         ctx.name, ctx.options = name, options
         ctx.save_for_backward(query, key, value, bias, learned, *saved)
         ctx.set_materialize_grads(False)
@@ -193,18 +177,16 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
-        query, key, value, bias, learned, out, lse, rng0, rng1 = ctx.saved_tensors
+        query, key, value, bias, learned, *saved = ctx.saved_tensors
+        out = saved[0]
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         if grad_lse is not None:
             grad_lse = grad_lse[:, :, : out.shape[2]].reshape(out.shape[:3])
-        inputs = query, key, value, bias, learned
-        rest = Saved(out, lse, rng0, rng1), _options(*ctx.options)
-        if torch.is_grad_enabled():
-            dq, dk, dv, grad_sink = _Backward.apply(ctx.name, grad_out, grad_lse, *inputs, *rest)
-        else:
-            (dq, dk, dv), grad_sink = _backward(ctx.name, grad_out, grad_lse, *inputs, *rest)
-        return None, dq, dk, dv, None, grad_sink, *(None,) * 9
+        run = _Backward.apply if torch.is_grad_enabled() else _backward
+        inputs = query, key, value, bias, learned, Saved(*saved), ctx.options
+        dq, dk, dv, grad_sink = run(ctx.name, grad_out, grad_lse, *inputs)
+        return None, dq, dk, dv, None, grad_sink, None, None
 
 
 class _Backward(torch.autograd.Function):
@@ -213,8 +195,7 @@ class _Backward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, name, *inputs):  # type: ignore[no-untyped-def]
         ctx.name = name
-        grads, grad_sink = _backward(name, *inputs)
-        return *grads, grad_sink
+        return _backward(name, *inputs)
 
     @staticmethod
     def backward(ctx, *grads):  # type: ignore[no-untyped-def]

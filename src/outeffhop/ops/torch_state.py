@@ -13,9 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["below_autograd", "constant", "is_concrete", "is_exporting", "is_plain", "is_transformed"]
-
-_PLAIN = (Tensor, torch.nn.Parameter)
+__all__ = ["below_autograd", "constant", "is_concrete", "is_exporting", "is_plain", "is_transformed", "is_watched"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -40,12 +38,12 @@ def is_concrete(t: Tensor) -> bool:
 
 def is_plain(*tensors: Tensor) -> bool:
     """Whether only autograd watches: no trace, no dispatch mode, no tensor subclass."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
-        return False
-    for t in tensors:  # noqa: SIM110  # a generator takes twice as long
-        if type(t) not in _PLAIN:
-            return False
-    return True
+    return not is_watched() and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+
+
+def is_watched() -> bool:
+    """Whether a trace or a dispatch mode sees every op."""
+    return bool(torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state())
 
 
 def below_autograd(op: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
