@@ -8,8 +8,11 @@ import json
 import platform
 import random
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,25 @@ def times(contenders: dict[str, Work], device: str, seconds: float = 1.0, rounds
         for name in shuffle.sample(list(contenders), len(contenders)):
             samples[name].append(_time(contenders[name], calls[name], device))
     return samples
+
+
+def spread(values: list[float]) -> list[float]:
+    """The quartiles around the median: half of the rounds lie between them."""
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return [low, high]
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Other work beside a measurement: processes that each keep a core busy, as on a slow or shared host."""
+    code = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(10**6))"
+    beside = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in beside:
+            process.kill()
+            process.wait()
 
 
 def fastest(samples: dict[str, list[float]], among: str) -> str:

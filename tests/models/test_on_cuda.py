@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from tiny import MODELS, SIX, TEXT, config, inputs, stir
+from tiny import MODELS, SIX, TEXT, VOCAB, config, inputs, stir
+from transformers import DataCollatorWithFlattening
 
 from outeffhop.models import from_config, presets
 
@@ -75,3 +76,37 @@ def test_stanhop_on_cuda(method):
     with torch.no_grad():
         expected = model(past).prediction
         torch.testing.assert_close(model.cuda()(past.cuda()).prediction.cpu(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_gpt_oss_trains_with_the_gradients_of_eager(packed):
+    """Its windows and sinks by the fused kernels in bfloat16, as near to float64 as eager attention is."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = (13, 1, 30) if packed else (44,)
+    sequences = [torch.randint(3, VOCAB, (n,), generator=generator) for n in lengths]
+    torch.manual_seed(0)
+    settings = config("gpt-oss")
+    settings.num_experts_per_tok = settings.num_local_experts  # rounding cannot choose another expert
+    start = stir(from_config(MODELS["gpt-oss"][1], settings, "outeffhop"))
+
+    def gradients(implementation, dtype):
+        model = copy.deepcopy(start).cuda().to(dtype)
+        model.set_attn_implementation(implementation)
+        if packed and implementation != "eager":
+            flat = DataCollatorWithFlattening(return_flash_attn_kwargs=True)(
+                [{"input_ids": s.tolist()} for s in sequences]
+            )
+            flat = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in flat.items()}
+            model(**flat, use_cache=False).loss.backward()
+        else:  # the loss is a mean over tokens with a label, of which a sequence has one fewer than tokens
+            total = sum(len(s) - 1 for s in sequences)
+            for s in (s[None].cuda() for s in sequences if len(s) > 1):
+                ((s.shape[1] - 1) / total * model(input_ids=s, labels=s, use_cache=False).loss).backward()
+        return {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
+
+    exact, eager = gradients("eager", torch.float64), gradients("eager", torch.bfloat16)
+    fused = gradients("outeffhop", torch.bfloat16)
+    assert any("sinks" in name for name in exact)
+    for name, truth in exact.items():
+        error, allowed = (fused[name] - truth).norm(), (eager[name] - truth).norm()
+        assert error <= 2 * allowed + 1e-2 * truth.norm(), f"{name}: {error:.1e}, eager {allowed:.1e}"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from measuring import largest_allocation
 from tiny import VOCAB
 from tiny import config as tiny_config
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, MistralConfig, Qwen2Config, Qwen3Config
@@ -89,3 +90,42 @@ def test_a_flattened_batch_gives_the_gradients_of_its_sequences_alone(name, call
     for key, grad in expected.items():
         torch.testing.assert_close(found[key], grad, **CLOSE)
     assert all(mask is None and packed is not None for mask, _, packed in calls)
+
+
+def test_a_flattened_batch_needs_no_mask_of_all_pairs():
+    """With a mask of ones, transformers does not look for packed sequences, for which it writes all pairs."""
+    length = 1024
+    settings = CONFIGS["mistral"]()
+    model = AutoModelForCausalLM.from_config(settings, attn_implementation="outeffhop")
+    sequences = [torch.randint(3, VOCAB, (length // 2,)).tolist() for _ in range(2)]
+    batch = DataCollatorWithFlattening(return_flash_attn_kwargs=True)([{"input_ids": s} for s in sequences])
+    ones = {"attention_mask": torch.ones_like(batch["input_ids"])}
+    logits = [model(**batch, **extra, use_cache=False).logits for extra in ({}, ones)]
+    torch.testing.assert_close(*logits)
+
+    def largest(extra):
+        return largest_allocation(lambda: model(**batch, **extra, use_cache=False).loss.backward())
+
+    assert largest({}) >= length**2  # so the measurement sees such a mask
+    assert largest(ones) < length**2 / 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"position_bias": torch.zeros(1, 4, 6, 6)}, ["cu_seq_lens_q", "position_bias", "pad"]),
+        ({"rows": 2}, ["cu_seq_lens_q", "batch of 2", "one row"]),
+        ({"max_length_k": None}, ["cu_seq_lens_q", "without max_length_k"]),
+    ],
+)
+def test_lengths_that_cannot_be_served_are_refused(change, words):
+    model = AutoModelForCausalLM.from_config(CONFIGS["mistral"](), attn_implementation="outeffhop")
+    rows = change.pop("rows", 1)
+    tensors = [torch.randn(rows, heads, 6, 8) for heads in (4, 2, 2)]
+    cu = torch.tensor([0, 2, 6])
+    lengths = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": 4, "max_length_k": 4} | change
+    module = model.model.layers[0].self_attn
+    with pytest.raises(ValueError, match="cu_seq_lens_q") as caught:
+        interface.attention_function("outeffhop", module, *tensors, None, **lengths)
+    for word in words:
+        assert word in str(caught.value)

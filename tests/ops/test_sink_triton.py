@@ -1,5 +1,6 @@
 """The Triton kernel: its numbers by Triton's interpreter, which needs no GPU, and its safety where warps race."""
 
+import math
 import os
 import re
 import subprocess
@@ -51,7 +52,7 @@ def test_no_warp_writes_before_all_have_read(kind, learned):
     from triton.compiler import ASTSource
 
     kernel = sink_triton._apply_sink_kernel
-    known = {"LEARNED": learned, "ROWS": 32, "WIDTH": 64}
+    known = {"SIZE": 64, "UNIT": 8, "LEARNED": learned, "ROWS": 32, "WIDTH": 64}
     types = {"out_ptr": f"*{kind}", "lse_ptr": "*fp32", "sink_ptr": "*fp32", "sink_value": "fp32"}
     types = {name: "constexpr" if name in known else types.get(name, "i32") for name in kernel.arg_names}
     source = ASTSource(kernel, types, {(kernel.arg_names.index(name),): value for name, value in known.items()})
@@ -76,3 +77,60 @@ def test_a_busy_gpu_changes_nothing(dtype):
             for _ in range(4):
                 load = (load @ load).clamp(-1, 1)
         assert torch.equal(oh.attention(q, k, v, sink=0.0, is_causal=True), alone)
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="there is no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["number", "per head", "one for all"])
+def test_what_was_compiled_once_serves_other_lengths(dtype, kind, monkeypatch):
+    """The second and later launches skip Triton: every length, batch, layout and padding must come out right."""
+    from outeffhop.ops import sink
+
+    random = torch.Generator("cuda").manual_seed(0)
+    for batch, heads, length, padded in ((2, 3, 5, 32), (1, 4, 1, 1), (3, 2, 64, 64), (2, 5, 100, 128), (1, 1, 33, 33)):
+        s = torch.randn(heads, device="cuda", generator=random)
+        s = {"number": -0.5, "per head": s, "one for all": s[:1].expand(heads)}[kind]
+        for lead in ((batch, length, heads), (batch, heads, length)):
+            out = torch.randn(*lead, 64, device="cuda", generator=random).to(dtype)
+            out = out.transpose(1, 2) if lead[1] == length and lead[2] == heads else out
+            out = out if out.shape[1] == heads else out.transpose(1, 2)
+            lse = 3 * torch.randn(batch, heads, padded, device="cuda", generator=random)
+            lse[0, 0, 0] = -math.inf
+            with monkeypatch.context() as patch:
+                patch.setattr(sink_triton, "triton", None)
+                wanted_out, wanted_lse = sink.apply_sink(out.double(), lse.double(), s)  # of copies
+            found_out, found_lse = sink_triton.apply_sink(out, lse, s)
+            torch.testing.assert_close(found_out, wanted_out.to(dtype))
+            torch.testing.assert_close(found_lse[..., :length], wanted_lse[..., :length].float())
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="there is no CUDA device")
+@pytest.mark.parametrize("learned", [False, True])
+def test_cuda_graphs(learned):
+    """A plain call captured in a CUDA graph, and a compiled one that runs as such graphs, train as always."""
+    torch._dynamo.reset()
+    random = torch.Generator("cuda").manual_seed(0)
+    shape = (2, 4, 64, 32)
+    leaves = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=random).requires_grad_() for _ in "qkv"]
+    sink = torch.randn(4, device="cuda", generator=random).requires_grad_() if learned else 0.0
+    leaves += [sink] if learned else []
+
+    def step():
+        return torch.autograd.grad(oh.attention(*leaves[:3], sink=sink, is_causal=True).float().square().sum(), leaves)
+
+    expected = step()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    compiled = torch.compile(lambda *t: oh.attention(*t[:3], sink=sink, is_causal=True), mode="reduce-overhead")
+    for _ in range(3):
+        found = torch.autograd.grad(compiled(*leaves).float().square().sum(), leaves)
+    for a, b, c in zip(expected, captured, found, strict=True):
+        torch.testing.assert_close(b, a, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(c, a, atol=2e-2, rtol=2e-2)

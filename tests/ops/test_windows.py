@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from measuring import largest_allocation
 from reference import DEVICES, reference
 
 from outeffhop.ops import attention, attention_varlen, kernels
@@ -201,6 +202,82 @@ def test_packed_batches_on_cuda(band):
         torch.testing.assert_close(a.double(), b, atol=5e-2, rtol=5e-2)
 
 
+on_cuda = pytest.mark.skipif("cuda" not in DEVICES, reason="there is no CUDA device")
+
+
+@on_cuda
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("length", [130, 1000])
+def test_a_layer_like_that_of_gpt_oss_on_cuda(packed, length):
+    """64 query heads on 8 key heads, a window of 128 and learned sinks: as exact as eager attention in bfloat16."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    shapes = (length, 64, 64), (length, 8, 64), (length, 8, 64)
+    leaves = [torch.randn(s, generator=generator, device="cuda", dtype=torch.bfloat16) for s in shapes]
+    leaves = [t.requires_grad_() for t in (*leaves, torch.randn(64, generator=generator, device="cuda"))]
+    weights = torch.randn(length, 64, 64, generator=generator, device="cuda", dtype=torch.float64)
+    band = dict(is_causal=True, window=(127, 0), enable_gqa=True)
+    cut = length // 3
+    cu = torch.tensor([0, cut, length] if packed else [0, length], device="cuda")
+
+    def run(dtype, backend):
+        query, key, value, sink = own = [
+            t.detach().to(dtype if t.dtype == torch.bfloat16 else torch.promote_types(dtype, t.dtype)).requires_grad_()
+            for t in leaves
+        ]
+        if packed:
+            out = attention_varlen(query, key, value, cu, cu, length, length, sink=sink, backend=backend, **band)
+        else:
+            rows = (t.transpose(0, 1)[None] for t in (query, key, value))
+            out = attention(*rows, sink=sink, backend=backend, **band)[0].transpose(0, 1)
+        grads = torch.autograd.grad((out * weights.to(dtype)).sum(), own)
+        return [t.double() for t in (out, *grads)]
+
+    exact, eager, fused = (
+        run(dtype, name)
+        for dtype, name in ((torch.float64, "eager"), (torch.bfloat16, "eager"), (torch.bfloat16, "cuda_window"))
+    )
+    for name, truth, plain, found in zip(("out", "query", "key", "value", "sink"), exact, eager, fused, strict=True):
+        error, allowed = (found - truth).norm() / truth.norm(), (plain - truth).norm() / truth.norm()
+        assert error <= 2 * allowed + 4e-3, f"{name}: {error:.1e}, eager {allowed:.1e}"
+
+
+@on_cuda
+@pytest.mark.parametrize("packed", [False, True])
+def test_dropout_is_replayed_on_cuda(packed):
+    torch.manual_seed(0)
+    query, key = (torch.randn(256, 4, 32, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    value = torch.ones(256, 4, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    options = dict(window=(63, 0), dropout_p=0.25, backend="cuda_window")
+    if packed:
+        cu = torch.tensor([0, 100, 256], device="cuda")
+        out = attention_varlen(query, key, value, cu, cu, 156, 156, **options)
+        plain = attention_varlen(query, key, value, cu, cu, 156, 156, window=(63, 0))
+    else:
+        rows = [t.transpose(0, 1)[None] for t in (query, key, value)]
+        out, plain = attention(*rows, **options), attention(*rows, window=(63, 0))
+    assert not torch.allclose(out, plain, atol=1e-2)
+    assert out.float().mean().item() == pytest.approx(plain.float().mean().item(), rel=0.05)
+    (grad,) = torch.autograd.grad(out, value, torch.ones_like(out))  # out is linear in value
+    assert (grad * value).float().sum().item() == pytest.approx(out.float().sum().item(), rel=2e-2)
+
+
+@on_cuda
+def test_memory_is_linear_on_cuda():
+    """At 16,384 tokens the pairs of one head alone would take 512 MiB."""
+    length = 16384
+    query, key, value = (
+        torch.randn(1, heads, length, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for heads in (8, 2, 2)
+    )
+    sink = torch.zeros(8, device="cuda", requires_grad=True)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    attention(query, key, value, window=(127, 0), enable_gqa=True, sink=sink).sum().backward()
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before < 12 * query.numel() * query.element_size()
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -233,15 +310,6 @@ def test_a_window_compiles_as_one_graph():
     torch.testing.assert_close(found, expected)
     for a, b in zip(*(torch.autograd.grad(o.sum(), (query, key)) for o in (found, expected)), strict=True):
         torch.testing.assert_close(a, b)
-
-
-def largest_allocation(function):
-    """Bytes of the largest single allocation while a function runs, inside operators too."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        function()
-    return max(
-        event.cpu_memory_usage for event in profiler.events() if event.name == "[memory]" or event.cpu_memory_usage
-    )
 
 
 def test_memory_is_linear():

@@ -82,12 +82,13 @@ def attention_function(
     key, value = shown("key", key), shown("value", value)  # as a cache holds them
 
     length = query.shape[2]
-    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    # one query is the newest token and sees all keys
-    packed = _packed(query, position_bias, kwargs)
-    if packed is not None:
-        attention_mask = None
-    causal = length > 1 and attention_mask is None and causal
+    packed = None
+    if kwargs.get("cu_seq_lens_q") is not None:
+        packed = _packed(query, position_bias, kwargs)
+        attention_mask = None  # the sequences' lengths replace it
+    causal = False  # one query is the newest token and sees all keys
+    if length > 1 and attention_mask is None:
+        causal = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
     window = (sliding_window - 1, 0) if causal and sliding_window is not None else None
     if causal and key.shape[2] > length:  # the first call with a static cache, whose other places are empty
         key, value = key[:, :, :length], value[:, :, :length]
@@ -118,13 +119,24 @@ def attention_function(
     return context.contiguous(), weights
 
 
-def _packed(query: Tensor, position_bias: Tensor | None, kwargs: dict[str, Any]) -> Packed | None:
-    """The sequences of a flattened batch, if their lengths reached the attention function."""
-    found = [kwargs.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")]
-    if any(value is None for value in found) or position_bias is not None or query.shape[0] != 1:
-        return None
-    cu_q, cu_k, max_q, max_k = found
-    return Packed(cu_q, cu_k, int(max_q), int(max_k))  # type: ignore[arg-type]
+def _packed(query: Tensor, position_bias: Tensor | None, kwargs: dict[str, Any]) -> Packed:
+    """The sequences of a flattened batch, whose lengths reached the attention function."""
+    if position_bias is not None:
+        raise ValueError(
+            "cu_seq_lens_q came with a position_bias, which would need all pairs of queries and keys: pad the batch, "
+            "without return_flash_attn_kwargs"
+        )
+    if query.shape[0] != 1:
+        raise ValueError(
+            f"cu_seq_lens_q came with a batch of {query.shape[0]}: a flattened batch is one row, as "
+            "DataCollatorWithFlattening makes it; leave the lengths out if the rows are padded"
+        )
+    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    missing = [name for name in names if kwargs.get(name) is None]
+    if missing:
+        raise ValueError(f"cu_seq_lens_q came without {', '.join(missing)}: a flattened batch needs all of {names}")
+    cu_q, cu_k, max_q, max_k = (kwargs[name] for name in names)
+    return Packed(cu_q, cu_k, int(max_q), int(max_k))
 
 
 def _with_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
@@ -151,7 +163,10 @@ def _collects_weights() -> bool:
 
 def _refuse_bare(module: Any, name: str) -> None:
     """A module without a state runs the method's default parameters: its config may not name others."""
-    named = (getattr(module.config, NAME, None) or {}).get("method", name)
+    entry = vars(module.config).get(NAME)  # faster than an attribute that is not there
+    if entry is None:
+        return
+    named = entry.get("method", name)
     if named.startswith(f"{name}("):
         raise ValueError(
             f"config.{NAME} names {named!r}, but this {type(module).__name__} was built without its parameters: build "
@@ -169,8 +184,8 @@ def _refuse(
 ) -> None:
     """Raises an error for arguments that would change the result and cannot be served."""
     kind = type(module).__name__
-    for name in UNSERVED:
-        if kwargs.get(name) is not None:
+    for name in kwargs:
+        if name in UNSERVED and kwargs[name] is not None:
             raise ValueError(
                 f"{kind} passes {name!r} to its attention, which {method} does not support; "
                 "attn_implementation='eager' or 'sdpa' may"

@@ -32,7 +32,7 @@ def window_mask(
     """
     whole = isinstance(q_offset, int) and q_offset == 0 and q_length == kv_length > 1
     windowed = local_size is not None and getattr(config, "model_type", None) in WINDOWED
-    # a trace cannot read whether there is padding, and an exported program must serve other lengths
+    # a trace cannot read whether there is padding, and transformers takes every trace for one of packed sequences
     traced = not is_plain()
     if allow_is_causal_skip and windowed and whole and not traced and _without_padding(attention_mask, kv_length):
         return None

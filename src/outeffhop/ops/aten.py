@@ -1,15 +1,13 @@
-"""Attention with a sink over PyTorch's own flash kernels, as one op registered with torch.library.
+"""Attention with a sink over PyTorch's own flash kernels.
 
-``outeffhop::attend`` runs a kernel and gives its output and logsumexp the sink (sink.py);
-``outeffhop::attend_backward`` hands the corrected pair to the kernel's own backward.
+A kernel runs, and its output and logsumexp get the sink (sink.py); the backward hands the corrected pair to the
+kernel's own backward. All of it is aten ops in an autograd Function, which torch.compile traces through: a compiled
+graph calls the kernels without Python, and fuses the sink with what comes after.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,83 +16,58 @@ from torch.nn.functional import pad
 from outeffhop.ops.call import Call
 from outeffhop.ops.kernels import KERNELS, Kernel, Options, Saved
 from outeffhop.ops.sink import apply_sink, fold_lse_gradient, sink_gradient
-from outeffhop.ops.torch_state import below_autograd, is_plain
+from outeffhop.ops.torch_state import is_exporting
 from outeffhop.ops.window import Packed
 
 __all__ = ["attend"]
 
-_library = torch.library.Library("outeffhop", "DEF")
-_library.define(
-    "attend(Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? sinks, float sink, float dropout_p, "
-    "bool is_causal, float scale, str kernel, int[]? window=None, Tensor? cu_q=None, Tensor? cu_k=None, int max_q=0, "
-    "int max_k=0) -> (Tensor out, Tensor lse, Tensor rng0, Tensor rng1)",
-    tags=torch.Tag.needs_fixed_stride_order,
-)
-_library.define(
-    "attend_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor? bias, "
-    "Tensor? sinks, Tensor out, Tensor lse, Tensor rng0, Tensor rng1, float dropout_p, bool is_causal, float scale, "
-    "str kernel, int[]? window=None, Tensor? cu_q=None, Tensor? cu_k=None, int max_q=0, int max_k=0) -> "
-    "(Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_sinks)",
-    tags=torch.Tag.needs_fixed_stride_order,
-)
-
 
 def attend(name: str, call: Call) -> tuple[Tensor, Tensor | None]:
-    """Reshapes and pads the call for the kernel, differentiably, and runs the op."""
+    """Reshapes and pads the call for the kernel, differentiably, and runs it."""
     kernel = KERNELS[name]
-    call = call if kernel.wide_bias else call.with_mask_as_query()
-    query, key, value = call.query, call.key, call.value
-    if call.grouped and not kernel.grouped:
+    query, key, value, bias = call.query, call.key, call.value, None
+    if call.mask is not None:
+        call = call if kernel.wide_bias else call.with_mask_as_query()
+        bias = _bias(call.mask, query, key, kernel)  # type: ignore[arg-type]
+    if not kernel.grouped and call.grouped:
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    size = max(query.shape[-1], value.shape[-1])
-    size = -(-size // kernel.size_multiple) * kernel.size_multiple
-    query, key, value = (_last_dim(t, size) for t in (query, key, value))
-    sinks, sink = (call.sink, 0.0) if isinstance(call.sink, Tensor) else (None, call.sink)
-    inputs = (
-        query,
-        key,
-        value,
-        None if call.mask is None else _bias(call.mask, query, key, kernel),
-        sinks,
-        sink,
-        call.dropout_p,
-        call.is_causal,
-        call.scale,
-        name,
-        call.window,
-        *(call.packed or (None, None, 0, 0)),
-    )
-    if not is_plain(query, key, value):
-        out, lse, _, _ = _attend(*inputs)
+    size, value_size = query.shape[3], value.shape[3]
+    if size != value_size or size % kernel.size_multiple:
+        size = max(size, value_size)
+        size = -(-size // kernel.size_multiple) * kernel.size_multiple
+        query, key, value = (pad(t, (0, size - t.shape[3])) for t in (query, key, value))
+    if not (query.stride(3) == key.stride(3) == value.stride(3) == 1 or size == 1):  # as the kernels need it
+        query, key, value = (t if t.stride(3) == 1 else t.contiguous() for t in (query, key, value))
+    options = Options(call.dropout_p, call.is_causal, call.scale, call.window, call.packed)
+    learned, number = (call.sink, 0.0) if isinstance(call.sink, Tensor) else (None, call.sink)
+    if torch.compiler.is_compiling() and not is_exporting():
+        flat = *options[:4], *(call.packed or (None, None, 0, 0))
+        out, lse = torch.ops.outeffhop.attend.default(query, key, value, bias, learned, number, *flat, name)
     elif call.needs_grad:
-        out, lse, _, _ = _Attend.apply(True, *inputs)
+        out, lse = _Attend.apply(name, query, key, value, bias, learned, number, options)
     else:
-        out, lse, _, _ = _forward(*inputs)
-    if out.shape[-1] != call.value.shape[-1]:
-        out = out[..., : call.value.shape[-1]]
+        out, lse, _, _ = _forward(name, query, key, value, bias, learned, number, options, call.return_lse)
+    if size != value_size:
+        out = out[..., :value_size]
     return out, _public_lse(lse, call) if call.return_lse else None
-
-
-def _last_dim(t: Tensor, size: int) -> Tensor:
-    """Pads with zeros to the head size the kernel takes; kernels need the last dimension to be contiguous."""
-    if t.shape[-1] != size:
-        return pad(t, (0, size - t.shape[-1]))
-    return t if t.stride(-1) == 1 or size == 1 else t.contiguous()
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor, kernel: Kernel) -> Tensor:
     """The mask as the kernel takes it: additive, with four dimensions."""
     if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -math.inf)
-    mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
-    mask = mask.expand(*mask.shape[:3], key.shape[2])
-    rest = -key.shape[2] % kernel.bias_alignment
+        mask = mask.to(query.dtype).log_()  # log 1 = 0 and log 0 = −inf, in two launches
+    if mask.dim() != 4:
+        mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    keys = key.shape[2]
+    if mask.shape[3] != keys:
+        mask = mask.expand(*mask.shape[:3], keys)
+    rest = -keys % kernel.bias_alignment
     if rest:
-        mask = pad(mask, (0, rest))[..., : key.shape[2]]
+        mask = pad(mask, (0, rest))[..., :keys]
     elif mask.stride(-1) != 1:
         mask = mask.contiguous()
-    return mask if kernel.broadcast_bias else mask.expand(*query.shape[:3], key.shape[2])
+    return mask if kernel.broadcast_bias else mask.expand(*query.shape[:3], keys)
 
 
 def _public_lse(lse: Tensor, call: Call) -> Tensor:
@@ -108,164 +81,125 @@ def _public_lse(lse: Tensor, call: Call) -> Tensor:
 
 
 def _forward(
+    name: str,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     bias: Tensor | None,
-    sinks: Tensor | None,
-    sink: float,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float,
-    kernel: str,
-    *band: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    options = _options(dropout_p, is_causal, scale, kernel, *band)
-    out, lse, rng0, rng1 = KERNELS[kernel].forward(query, key, value, bias, options)
-    if sinks is not None or sink != -math.inf or bias is not None or KERNELS[kernel].banded:
-        out, lse = apply_sink(out, lse, sink if sinks is None else sinks)
-    return out, lse, rng0, rng1
+    learned: Tensor | None,
+    number: float,
+    options: Options,
+    needs_lse: bool = True,
+) -> Saved:
+    """What the kernel leaves, with the sink in it; without ``needs_lse``, its logsumexp is not of use."""
+    kernel = KERNELS[name]
+    out, lse, rng0, rng1 = kernel.forward(query, key, value, bias, options)
+    without_keys = bias is not None or kernel.banded  # then a query may see no key
+    if learned is not None or number != -math.inf or without_keys:
+        out, lse = apply_sink(out, lse, number if learned is None else learned, without_keys, needs_lse)
+    return Saved(out, lse, rng0, rng1)
 
 
 def _backward(
+    name: str,
     grad_out: Tensor,
     grad_lse: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     bias: Tensor | None,
-    sinks: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    rng0: Tensor,
-    rng1: Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float,
-    kernel: str,
-    *band: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    size = query.shape[-1]
-    grad_sinks = query.new_empty(0) if sinks is None else sink_gradient(grad_out, grad_lse, out, lse, sinks)
+    learned: Tensor | None,
+    saved: Saved,
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of query, key and value, and of a learned sink."""
+    size, out, lse = query.shape[-1], saved.out, saved.lse
+    grad_sink = None if learned is None else sink_gradient(grad_out, grad_lse, out, lse, learned)
     if grad_lse is not None:
-        multiple = KERNELS[kernel].size_multiple
+        multiple = KERNELS[name].size_multiple
         grad_out, query, key, value, out = fold_lse_gradient(grad_out, grad_lse, query, key, value, out, multiple)
-    grads = KERNELS[kernel].backward(
-        grad_out,
-        query,
-        key,
-        value,
-        bias,
-        Saved(out, lse, rng0, rng1),
-        _options(dropout_p, is_causal, scale, kernel, *band),
-    )
+    grads = KERNELS[name].backward(grad_out, query, key, value, bias, saved._replace(out=out), options)
     if grad_lse is not None:
         dq, dk, dv = (g[..., :size].contiguous() for g in grads)
         grads = dq, dk, dv
-    return *grads, grad_sinks
+    return *grads, grad_sink
 
 
-def _options(
+def _composite(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    learned: Tensor | None,
+    number: float,
     dropout_p: float,
     is_causal: bool,
     scale: float,
-    kernel: str,
-    window: Sequence[int] | None = None,
-    cu_q: Tensor | None = None,
-    cu_k: Tensor | None = None,
-    max_q: int = 0,
-    max_k: int = 0,
-) -> Options:
-    band = None if window is None else (window[0], window[1])
+    window: list[int] | None,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    name: str,
+) -> tuple[Tensor, Tensor]:
+    """The op: nothing but what stands in it, so that what traces below Dynamo finds aten ops."""
     packed = None if cu_q is None or cu_k is None else Packed(cu_q, cu_k, max_q, max_k)
-    return Options(dropout_p, is_causal, scale, band, packed)
+    options = Options(dropout_p, is_causal, scale, None if window is None else (window[0], window[1]), packed)
+    inputs = query, key, value, bias, learned, number, options
+    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs):
+        return _Attend.apply(name, *inputs)  # type: ignore[no-any-return]
+    return _forward(name, *inputs)[:2]
 
 
-def _traced(options: Sequence[Any]) -> tuple[Kernel, Options]:
-    """The kernel and options that give the shapes: a kernel that loops over blocks has those of the whole."""
-    kernel = KERNELS[options[3]]
-    found = _options(*options)
-    return (KERNELS[kernel.shaped_as], Options(*found[:3])) if kernel.shaped_as else (kernel, found)
+# Only Dynamo sees it: it cannot trace into every autograd Function (that of PyTorch 2.11 drops this one's gradients),
+# and autograd, which runs when the graph is compiled, can.
+_library = torch.library.Library("outeffhop", "FRAGMENT")
+_library.define(
+    "attend(Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? learned, float number, float dropout_p, "
+    "bool is_causal, float scale, int[]? window, Tensor? cu_q, Tensor? cu_k, SymInt max_q, SymInt max_k, str name) "
+    "-> (Tensor out, Tensor lse)"
+)
+_library.impl("attend", _composite, "CompositeImplicitAutograd")
 
 
-def _fake_forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    # the sink changes no shape, and PyTorch knows the shapes of its own kernels
-    query, key, value, bias, _, _, *rest = inputs
-    kernel, options = _traced(rest)
-    return kernel.forward(query, key, value, bias, options)
-
-
-def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grad_out, grad_lse, query, key, value, bias, sinks, out, lse, rng0, rng1, *rest = inputs
-    saved = Saved(out, lse, rng0, rng1)
-    kernel, options = _traced(rest)
-    grads = kernel.backward(grad_out, query, key, value, bias, saved, options)
-    if grad_lse is not None:
-        dq, dk, dv = (torch.empty_like(g, memory_format=torch.contiguous_format) for g in grads)
-        grads = dq, dk, dv
-    return *grads, query.new_empty(0) if sinks is None else torch.empty_like(sinks)
-
-
-# With short sequences on a GPU, Python takes most of the time. So the Functions are old-style, with ctx in
-# forward (setup_context and torch.library.register_autograd cost 20 to 40 µs more), and where nothing traces
-# or watches the dispatcher they call the kernels directly instead of through the op.
+# With short sequences on a GPU, Python takes most of the time. So the Functions are old-style, with ctx in forward:
+# setup_context costs 20 µs more.
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, direct, *inputs):  # type: ignore[no-untyped-def]
-        output = _forward(*inputs) if direct else below_autograd(_attend, inputs)
-        query, key, value, bias, sinks, _, dropout_p, is_causal, scale, kernel, *band = inputs
-        ctx.options, ctx.direct = (dropout_p, is_causal, scale, kernel), direct
-        band += [None, None, None, 0, 0][len(band) :]  # the op leaves out defaults
-        window, cu_q, cu_k, *longest = band
-        ctx.window, ctx.longest, ctx.inputs = window, longest, len(inputs)
-        ctx.save_for_backward(query, key, value, bias, sinks, cu_q, cu_k, *output)
+    def forward(ctx, name, query, key, value, bias, learned, number, options):  # type: ignore[no-untyped-def]
+        saved = _forward(name, query, key, value, bias, learned, number, options)
+        ctx.name, ctx.options = name, options
+        ctx.save_for_backward(query, key, value, bias, learned, *saved)
         ctx.set_materialize_grads(False)
-        return output
+        return saved.out, saved.lse
 
     @staticmethod
-    def backward(ctx, grad_out, grad_lse, *_):  # type: ignore[no-untyped-def]
-        query, key, value, bias, sinks, cu_q, cu_k, out, lse, rng0, rng1 = ctx.saved_tensors
+    def backward(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
+        query, key, value, bias, learned, *saved = ctx.saved_tensors
+        out = saved[0]
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         if grad_lse is not None:
             grad_lse = grad_lse[:, :, : out.shape[2]].reshape(out.shape[:3])
-        # with gradients enabled, autograd prepares for a second derivative, which the op refuses
-        run = _backward if ctx.direct and not torch.is_grad_enabled() else _attend_backward
-        band = ctx.window, cu_q, cu_k, *ctx.longest
-        *grads, grad_sinks = run(
-            grad_out, grad_lse, query, key, value, bias, sinks, out, lse, rng0, rng1, *ctx.options, *band
-        )
-        rest = (None,) * (ctx.inputs - 5)
-        return None, *grads, None, None if sinks is None else grad_sinks, *rest
+        run = _Backward.apply if torch.is_grad_enabled() else _backward
+        inputs = query, key, value, bias, learned, Saved(*saved), ctx.options
+        dq, dk, dv, grad_sink = run(ctx.name, grad_out, grad_lse, *inputs)
+        return None, dq, dk, dv, None, grad_sink, None, None
 
 
-class _AttendBackward(torch.autograd.Function):
+class _Backward(torch.autograd.Function):
+    """The backward where autograd prepares for a second derivative, which there is not."""
+
     @staticmethod
-    def forward(ctx, direct, *inputs):  # type: ignore[no-untyped-def]
-        ctx.kernel = inputs[14]
-        return below_autograd(_attend_backward, inputs)
+    def forward(ctx, name, *inputs):  # type: ignore[no-untyped-def]
+        ctx.name = name
+        return _backward(name, *inputs)
 
     @staticmethod
     def backward(ctx, *grads):  # type: ignore[no-untyped-def]
         raise RuntimeError(
-            f"attention's fused backend {ctx.kernel!r} has only first derivatives; "
+            f"attention's fused backend {ctx.name!r} has only first derivatives; "
             "for a second derivative call attention(..., backend='eager')"
         )
-
-
-def _autograd(function: type[torch.autograd.Function], op, *inputs):  # type: ignore[no-untyped-def]
-    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs):
-        return function.apply(False, *inputs)
-    return below_autograd(op, inputs)
-
-
-_attend = torch.ops.outeffhop.attend.default
-_attend_backward = torch.ops.outeffhop.attend_backward.default
-_library.impl("attend", _forward, "CompositeExplicitAutograd")
-_library.impl("attend_backward", _backward, "CompositeExplicitAutograd")
-_library.impl("attend", partial(_autograd, _Attend, _attend), "Autograd")
-_library.impl("attend_backward", partial(_autograd, _AttendBackward, _attend_backward), "Autograd")
-torch.library.register_fake("outeffhop::attend", _fake_forward, lib=_library)
-torch.library.register_fake("outeffhop::attend_backward", _fake_backward, lib=_library)

@@ -13,14 +13,15 @@ from outeffhop.functional import compute_dtype
 from outeffhop.ops.torch_state import is_concrete, is_transformed
 from outeffhop.ops.window import Packed, check_window, rows_without_keys, visible
 
-__all__ = ["Call", "prepare"]
+__all__ = ["Call", "check_sink", "prepare"]
 
 # The kernels compute in float32, where a smaller scale is 0.
 _SMALLEST = torch.finfo(torch.float32).tiny
+_LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # no kernel multiplies 8-bit floats
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Call:
     """One attention call. Every backend can rely on these shapes."""
 
@@ -34,6 +35,7 @@ class Call:
     scale: float
     sink: float | Tensor  # log n; a tensor is [H]
     return_lse: bool
+    needs_grad: bool  # whether autograd records this call
     window: tuple[int, int] | None = None  # keys before and after the query's own position; −1: unlimited
     packed: Packed | None = None  # then B is 1 and the sequences lie one behind the other along L
 
@@ -89,12 +91,6 @@ class Call:
         """Whether torch.func or forward-mode differentiation is active, which flash kernels do not support."""
         return is_transformed()
 
-    @property
-    def needs_grad(self) -> bool:
-        """Whether autograd records this call."""
-        tensors = (self.query, self.key, self.value, self.sink)
-        return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
-
 
 def prepare(
     query: Tensor,
@@ -134,6 +130,9 @@ def prepare(
     if scale < _SMALLEST:  # kernels mask before they scale, and −inf times 0 or a negative number is NaN or +inf
         query, scale = query * scale, 1.0
     band, is_causal = check_window(window, bool(is_causal))
+    sink = check_sink(sink, query)
+    leaves = query, key, value, sink
+    grad = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in leaves)
     return Call(
         query=query,
         key=key,
@@ -142,8 +141,9 @@ def prepare(
         dropout_p=dropout_p,
         is_causal=is_causal,
         scale=float(scale),
-        sink=_check_sink(sink, query),
+        sink=sink,
         return_lse=return_lse,
+        needs_grad=grad,
         window=band,
         packed=packed,
     )
@@ -214,9 +214,9 @@ def _check_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return mask if mask.dtype in (torch.bool, query.dtype) else mask.to(compute_dtype(query.dtype))
 
 
-def _check_sink(sink: float | Tensor, query: Tensor) -> float | Tensor:
+def check_sink(sink: float | Tensor, query: Tensor) -> float | Tensor:
     heads = query.shape[-3]
-    largest = torch.finfo(compute_dtype(query.dtype)).max
+    largest = _LARGEST[compute_dtype(query.dtype)]
     if not isinstance(sink, Tensor):
         sink = _number("sink", sink)
         if not sink <= largest:  # NaN as well

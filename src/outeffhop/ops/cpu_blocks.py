@@ -29,6 +29,16 @@ class _Block(NamedTuple):
     mask: Tensor | None  # [1, 1, queries, keys], additive
 
 
+_library = torch.library.Library("outeffhop", "DEF")
+_BAND = "bool is_causal, float scale, int[]? window, Tensor? cu_q, Tensor? cu_k, SymInt max_q, SymInt max_k"
+_QKV = "Tensor query, Tensor key, Tensor value, Tensor? bias"
+_library.define(f"windows({_QKV}, {_BAND}) -> (Tensor out, Tensor lse)")
+_library.define(
+    f"windows_backward(Tensor grad_out, {_QKV}, Tensor out, Tensor lse, {_BAND}) -> "
+    "(Tensor grad_query, Tensor grad_key, Tensor grad_value)"
+)
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -39,23 +49,12 @@ def forward(
     window: tuple[int, int] | None,
     packed: Packed | None,
 ) -> tuple[Tensor, Tensor]:
-    """The output [B, H, Lq, Dv] and the logsumexp [B, H, Lq] of softmax; 0 and −inf for a query without keys."""
-    batch, heads, length, _ = q.shape
-    out = torch.zeros_like(q)  # with the strides the kernel gives to a whole sequence
-    lse = q.new_full((batch, length, heads), -math.inf, dtype=compute_dtype(q.dtype)).transpose(1, 2)
-    for block in _blocks(q, k, bias, is_causal, window, packed):
-        part, part_lse = aten._scaled_dot_product_flash_attention_for_cpu(
-            q[:, :, block.queries],
-            k[:, :, block.keys],
-            v[:, :, block.keys],
-            0.0,
-            block.is_causal,
-            attn_mask=block.mask,
-            scale=scale,
-        )
-        out[:, :, block.queries] = part
-        lse[:, :, block.queries] = part_lse
-    return out, lse
+    """The output [B, H, Lq, Dv] and the logsumexp [B, H, Lq] of softmax; 0 and −inf for a query without keys.
+
+    An op, since the blocks of a packed batch depend on numbers that a trace does not have.
+    """
+    rest = packed or (None, None, 0, 0)
+    return torch.ops.outeffhop.windows.default(q, k, v, bias, is_causal, scale, window, *rest)  # type: ignore[no-any-return]
 
 
 def backward(
@@ -71,10 +70,34 @@ def backward(
     window: tuple[int, int] | None,
     packed: Packed | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_q, grad_k, grad_v = (
-        torch.zeros_like(t.transpose(1, 2), dtype=dtype, memory_format=torch.contiguous_format).transpose(1, 2)
-        for t, dtype in ((q, q.dtype), (k, compute_dtype(k.dtype)), (v, compute_dtype(v.dtype)))
-    )
+    rest = packed or (None, None, 0, 0)
+    op = torch.ops.outeffhop.windows_backward.default
+    return op(grad, q, k, v, bias, out, lse, is_causal, scale, window, *rest)  # type: ignore[no-any-return]
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *band: Any) -> tuple[Tensor, Tensor]:
+    out, lse = _empty(q)
+    is_causal, scale, window, packed = _read(*band)
+    for block in _blocks(q, k, bias, is_causal, window, packed):
+        part, part_lse = aten._scaled_dot_product_flash_attention_for_cpu(
+            q[:, :, block.queries],
+            k[:, :, block.keys],
+            v[:, :, block.keys],
+            0.0,
+            block.is_causal,
+            attn_mask=block.mask,
+            scale=scale,
+        )
+        out[:, :, block.queries] = part
+        lse[:, :, block.queries] = part_lse
+    return out, lse
+
+
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, *band: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    is_causal, scale, window, packed = _read(*band)
+    grad_q, grad_k, grad_v = _zeros(q, q.dtype), _zeros(k, compute_dtype(k.dtype)), _zeros(v, compute_dtype(v.dtype))
     for block in _blocks(q, k, bias, is_causal, window, packed):
         part_q, part_k, part_v = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad[:, :, block.queries],
@@ -92,6 +115,47 @@ def backward(
         grad_k[:, :, block.keys] += part_k
         grad_v[:, :, block.keys] += part_v
     return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype)
+
+
+def _traced_forward(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _empty(q)
+
+
+def _traced_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _zeros(q, q.dtype), _zeros(k, k.dtype), _zeros(v, v.dtype)
+
+
+_library.impl("windows", _forward, "CPU")
+_library.impl("windows_backward", _backward, "CPU")
+torch.library.register_fake("outeffhop::windows", _traced_forward, lib=_library)
+torch.library.register_fake("outeffhop::windows_backward", _traced_backward, lib=_library)
+
+
+def _read(
+    is_causal: bool,
+    scale: float,
+    window: list[int] | None,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+) -> tuple[bool, float, tuple[int, int] | None, Packed | None]:
+    band = None if window is None else (window[0], window[1])
+    packed = None if cu_q is None or cu_k is None else Packed(cu_q, cu_k, max_q, max_k)
+    return is_causal, scale, band, packed
+
+
+def _empty(q: Tensor) -> tuple[Tensor, Tensor]:
+    """The output and the logsumexp of queries without keys."""
+    batch, heads, length, _ = q.shape
+    lse = q.new_full((batch, length, heads), -math.inf, dtype=compute_dtype(q.dtype)).transpose(1, 2)
+    return torch.zeros_like(q), lse
+
+
+def _zeros(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros of t's shape, laid out as [B, L, H, D]."""
+    heads_last = t.transpose(1, 2)
+    return torch.zeros_like(heads_last, dtype=dtype, memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def _blocks(

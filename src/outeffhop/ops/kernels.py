@@ -1,7 +1,8 @@
 """PyTorch's own flash kernels: how each is called, and which calls it serves.
 
 They are internal ops of PyTorch. Their signatures are checked when this module is imported; a kernel whose
-signature has changed serves no call and says why.
+signature has changed serves no call and says why. Forwards are called as ``torch._op``, which reads its arguments
+faster than ``torch.ops.aten._op``; backwards have no such name.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Saved(NamedTuple):
 
     out: Tensor  # [B, H, Lq, Dv]
     lse: Tensor  # [B, H, Lq or more, ...], in the kernel's own layout
-    rng0: Tensor  # replays the dropout, together with rng1; both empty without dropout
-    rng1: Tensor
+    rng0: Tensor | None  # replays the dropout, together with rng1
+    rng1: Tensor | None
 
 
 class Options(NamedTuple):
@@ -39,12 +40,6 @@ class Options(NamedTuple):
     scale: float
     window: tuple[int, int] | None = None
     packed: Packed | None = None
-
-
-def _saved(out: Tensor, lse: Tensor, rng0: Tensor, rng1: Tensor, dropout_p: float) -> Saved:
-    if dropout_p == 0:  # the kernels leave uninitialized memory there, on any device
-        rng0, rng1 = (torch.empty(0, dtype=torch.int64, device=out.device) for _ in range(2))
-    return Saved(out, lse, rng0, rng1)
 
 
 Grads = tuple[Tensor, Tensor, Tensor]
@@ -69,11 +64,12 @@ class Kernel:
     bias_alignment: int = 1  # the mask's rows begin at multiples of this
     grouped: bool = True  # takes fewer key than query heads; else they are repeated
     dropout: bool = True
+    dropout_steps: int = 0  # probabilities are multiples of 1 / this; 0: any
+    deterministic: bool = True
     ragged_causal: bool = True  # top-left causal with Lq ≠ Lk
-    one_by_one: bool = True  # one query with one key
+    one_key: bool = True  # takes a single key
     banded: bool = False  # serves windows and packed batches, and only those
     ragged_window: bool = True  # top-left windows with Lq ≠ Lk
-    shaped_as: str = ""  # the kernel whose outputs have the same shapes, if this one cannot be traced
 
     def missing(self) -> str | None:
         """Why this PyTorch cannot run the kernel at all; None if it can."""
@@ -115,12 +111,16 @@ class Kernel:
             return f"needs {self.size_multiple} columns beside a head size of {size} for the gradient of the logsumexp"
         if call.dropout_p > 0 and not self.dropout:
             return f"has no dropout, got dropout_p={call.dropout_p}"
+        if self.dropout_steps and call.dropout_p * self.dropout_steps % 1:
+            return f"drops with multiples of 1/{self.dropout_steps}, got dropout_p={call.dropout_p}"
+        if not self.deterministic and torch.are_deterministic_algorithms_enabled():
+            return "is not deterministic, which torch.use_deterministic_algorithms asks for"
         if mask is not None and not self.bias:
             return "takes no attn_mask"
         if mask is not None and mask.requires_grad:
             return "gives no gradient to attn_mask, which requires one"
-        if query.shape[-2] == call.key.shape[-2] == 1 and not self.one_by_one:
-            return "does not take one query with one key"
+        if call.key.shape[-2] == 1 and not self.one_key:
+            return "does not take a single key"
         ragged = query.shape[-2] != call.key.shape[-2]
         if call.window is not None and call.packed is None and ragged and not self.ragged_window:
             lengths = f"{query.shape[-2]} and {call.key.shape[-2]}"
@@ -132,10 +132,10 @@ class Kernel:
 
 
 def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+    out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, o.dropout_p, o.is_causal, attn_mask=bias, scale=o.scale
     )
-    return _saved(out, lse, lse, lse, dropout_p=0.0)
+    return Saved(out, lse, None, None)
 
 
 def _cpu_backward(
@@ -148,7 +148,7 @@ def _cpu_backward(
 
 def _cpu_window_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
     out, lse = cpu_blocks.forward(q, k, v, bias, o.is_causal, o.scale, o.window, o.packed)
-    return _saved(out, lse, lse, lse, dropout_p=0.0)
+    return Saved(out, lse, None, None)
 
 
 def _cpu_window_backward(
@@ -183,7 +183,7 @@ def _window_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Opt
         window_size_right=right,
     )
     # lse is [B, H, L], or [H, L] for a packed batch
-    return _saved(_heads_first(out, o), lse if o.packed is None else lse[None], rng0, rng1, o.dropout_p)
+    return Saved(_heads_first(out, o), lse if o.packed is None else lse[None], rng0, rng1)
 
 
 def _window_backward(
@@ -207,10 +207,10 @@ def _window_backward(
 
 
 def _flash_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
-    out, lse, _, _, _, _, rng0, rng1, _ = aten._scaled_dot_product_flash_attention(
+    out, lse, _, _, _, _, rng0, rng1, _ = torch._scaled_dot_product_flash_attention(
         q, k, v, o.dropout_p, o.is_causal, False, scale=o.scale
     )
-    return _saved(out, lse, rng0, rng1, o.dropout_p)
+    return Saved(out, lse, rng0, rng1)
 
 
 def _flash_backward(
@@ -224,10 +224,10 @@ def _flash_backward(
 
 
 def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
-    out, lse, _, _, _, _, rng0, rng1, _ = aten._scaled_dot_product_cudnn_attention(
+    out, lse, _, _, _, _, rng0, rng1, _ = torch._scaled_dot_product_cudnn_attention(
         q, k, v, bias, True, o.dropout_p, o.is_causal, False, scale=o.scale
     )
-    return _saved(out, lse, rng0, rng1, o.dropout_p)
+    return Saved(out, lse, rng0, rng1)
 
 
 def _cudnn_backward(
@@ -241,10 +241,10 @@ def _cudnn_backward(
 
 
 def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
-    out, lse, rng0, rng1 = aten._scaled_dot_product_efficient_attention(
+    out, lse, rng0, rng1 = torch._scaled_dot_product_efficient_attention(
         q, k, v, bias, True, o.dropout_p, o.is_causal, scale=o.scale
     )
-    return _saved(out, lse, rng0, rng1, o.dropout_p)
+    return Saved(out, lse, rng0, rng1)
 
 
 def _efficient_backward(
@@ -284,7 +284,9 @@ KERNELS = {
             capability=(9, 0),
             size_multiple=8,
             largest_size=128,
-            one_by_one=False,
+            dropout_steps=16,
+            deterministic=False,
+            one_key=False,
         ),
         Kernel(
             name="cuda_flash",
@@ -360,7 +362,6 @@ KERNELS = {
             wide_bias=True,
             dropout=False,
             banded=True,
-            shaped_as="cpu",
         ),
     )
 }

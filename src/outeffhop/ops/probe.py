@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outeffhop.ops.call import Call
 
-__all__ = ["Probe", "Watch", "probing", "is_probed", "shown", "watching", "watch"]
+__all__ = ["Probe", "Watch", "probing", "is_probed", "is_seen", "shown", "watching", "watch"]
 
 Probe = Callable[[str, Tensor], Tensor]
 
@@ -49,6 +49,11 @@ def probing(probe: Probe) -> Iterator[None]:
 
 def is_probed() -> bool:
     return not torch.compiler.is_compiling() and _PROBE.get() is not None
+
+
+def is_seen() -> bool:
+    """Whether a probe or a watch is set."""
+    return _PROBE.get() is not None or _WATCH.get() is not None
 
 
 def shown(part: str, tensor: Tensor) -> Tensor:

@@ -5,32 +5,55 @@ README.md in this folder derives each line.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import pad, softplus
 
 from outeffhop.ops import sink_triton
 
 __all__ = ["apply_sink", "sink_gradient", "fold_lse_gradient"]
 
 
-def apply_sink(out: Tensor, lse: Tensor, sink: float | Tensor) -> tuple[Tensor, Tensor]:
+def apply_sink(
+    out: Tensor, lse: Tensor, sink: float | Tensor, without_keys: bool = True, needs_lse: bool = True
+) -> tuple[Tensor, Tensor]:
     """(out, lse) of softmax → (out·exp(lse − lse'), lse' = log(eˢ + exp(lse))).
 
     Args:
-        out: [B, H, L, D], fresh from a kernel.
-        lse: [B, H, L, ...], float32 or float64, possibly padded along L beyond ``out``. Both are overwritten.
+        out: [B, H, L, D], fresh from a kernel; overwritten.
+        lse: [B, H, L, ...], float32 or float64, possibly padded along L beyond ``out``; may be overwritten.
         sink: s = log n, a number or [H].
+        without_keys: whether rows may have no key: the kernel left ±inf in their ``lse``.
+        needs_lse: whether lse' is wanted; otherwise the second tensor is of no use.
     """
     if sink_triton.serves(out):
         return sink_triton.apply_sink(out, lse, sink)
-    sink = _per_head(sink, lse)
-    keep = torch.sigmoid(lse - sink)  # γ = exp(lse − lse'), the share that is not no-op
-    # without keys and without a sink, −inf − (−inf) is NaN; the output there is 0
-    out.mul_(keep.nan_to_num_(0.0)[:, :, : out.shape[2]].reshape(*out.shape[:3], 1))
-    torch.logaddexp(lse, sink, out=lse)
-    # in a row without keys, a kernel's backward gets exp(score − lse') = 0 for every lse' except −inf
-    return out, lse.masked_fill_(torch.isneginf(lse), torch.inf)
+    absent = torch.isinf(lse) if without_keys else None
+    if absent is not None:
+        lse = lse.masked_fill(absent, -math.inf)
+    number = not isinstance(sink, Tensor)
+    zero = number and sink == 0.0
+    above = lse if zero else lse - (sink if number else _per_head(sink, lse))
+    keep = torch.sigmoid(above)  # γ = exp(lse − lse'), the share that is not no-op
+    if absent is not None:  # −inf − (−inf) without a sink is NaN; and a kernel may leave NaN in such a row of out
+        keep = keep.masked_fill(absent, 0.0)
+        if out.is_cuda:
+            out.masked_fill_(_rows(absent, out), 0.0)
+    out.mul_(_rows(keep, out))
+    if needs_lse:  # for s = 0, logaddexp(lse, s) needs no tensor of zeros
+        lse = softplus(lse, threshold=50.0) if zero else torch.logaddexp(lse, _per_head(sink, lse))
+        if absent is not None:  # a kernel's backward gets exp(score − lse') = 0 there for every lse' except −inf
+            lse = lse.masked_fill(torch.isneginf(lse), math.inf)
+    return out, lse
+
+
+def _rows(per_row: Tensor, out: Tensor) -> Tensor:
+    """[B, H, L, ...] as the kernel lays it out → [B, H, L, 1]"""
+    if per_row.shape[2] != out.shape[2]:
+        per_row = per_row[:, :, : out.shape[2]]
+    return per_row if per_row.dim() == 4 else per_row.unsqueeze(-1)
 
 
 def sink_gradient(grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
@@ -71,5 +94,5 @@ def _with_column(t: Tensor, column: Tensor, multiple: int) -> Tensor:
 
 def _per_head(sink: float | Tensor, lse: Tensor) -> Tensor:
     if not isinstance(sink, Tensor):
-        return lse.new_full((), sink)
+        return torch.full((), sink, dtype=lse.dtype, device=lse.device)
     return sink.to(lse.dtype).reshape(-1, *(1,) * (lse.dim() - 2))

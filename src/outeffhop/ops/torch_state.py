@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["below_autograd", "constant", "is_concrete", "is_exporting", "is_plain", "is_transformed"]
+__all__ = ["below_autograd", "constant", "is_concrete", "is_exporting", "is_plain", "is_transformed", "is_watched"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -38,12 +38,12 @@ def is_concrete(t: Tensor) -> bool:
 
 def is_plain(*tensors: Tensor) -> bool:
     """Whether only autograd watches: no trace, no dispatch mode, no tensor subclass."""
-    return (
-        not torch.compiler.is_compiling()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._get_tracing_state() is None
-        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
-    )
+    return not is_watched() and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+
+
+def is_watched() -> bool:
+    """Whether a trace or a dispatch mode sees every op."""
+    return bool(torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state())
 
 
 def below_autograd(op: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:

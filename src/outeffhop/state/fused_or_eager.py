@@ -47,12 +47,13 @@ def attend(
     """
     if normalizer.sink is not None and not need_weights:
         sink = normalizer.sink if learned is None else learned
-        options = dict(dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=True, sink=sink, window=window)
         if packed is not None:
             query, key, value = (t[0].transpose(0, 1) for t in (query, key, value))  # [L, H, D]
-            out = attention_varlen(query, key, value, *packed, **options)  # type: ignore[arg-type]
+            out = attention_varlen(
+                query, key, value, *packed, dropout_p, is_causal, scale, enable_gqa=True, sink=sink, window=window
+            )
             return out.transpose(0, 1)[None], None  # type: ignore[union-attr]
-        out = attention(query, key, value, mask, **options)  # type: ignore[arg-type]
+        out = attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa=True, sink=sink, window=window)
         return out, None  # type: ignore[return-value]  # without return_lse it is one tensor
     weigh = partial(normalizer, learned=learned)
     out, weights = eager_attention(
