@@ -47,6 +47,7 @@ def main() -> None:
     run.add_argument("--plain", action="store_true", help="without any remedy")
     run.add_argument("--penalty", type=float, help="weight of the penalty; default: the recipe's")
     run.add_argument("--penalty-kind", help="default: the recipe's")
+    run.add_argument("--weight-bound", type=float, default=16.0, help="in standard deviations (default 16)")
     run.add_argument("--lr", type=float, help="default: the recipe's")
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--length", type=int)
@@ -72,6 +73,7 @@ def contend(given: argparse.Namespace) -> None:
         method=given.method,
         penalty=given.penalty,
         penalty_kind=given.penalty_kind,
+        weight_bound=given.weight_bound,
         lr=given.lr,
         seed=given.seed,
         length=given.length,
