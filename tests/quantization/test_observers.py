@@ -46,6 +46,18 @@ def test_running_min_max_follows_the_momentum(momentum):
     assert found.high.item() == pytest.approx(high, rel=1e-5)
 
 
+@pytest.mark.parametrize("how", ["minmax", "running"])
+def test_a_batch_may_come_in_parts(how):
+    first, second, third, fourth = batches()[:4]
+    parts, whole = Observer(Uniform(), how), Observer(Uniform(), how)
+    for tensor, again in ((first, False), (second, True), (third, False), (fourth, True)):
+        parts.observe(tensor, again=again)
+    for pair in ((first, second), (third, fourth)):
+        whole.observe(torch.cat(pair))
+    assert torch.equal(parts.low, whole.low)
+    assert torch.equal(parts.high, whole.high)
+
+
 @pytest.mark.parametrize("percentile", [60.0, 90.0, 99.0, 99.999, 100.0])
 @pytest.mark.parametrize("size", [1, 2, 10, 4001])
 def test_percentiles_are_numpys(percentile, size):

@@ -147,6 +147,25 @@ def test_the_running_order_of_calibration_follows_the_momentum():
     assert scale == pytest.approx(expected, rel=1e-4)
 
 
+class Twice(torch.nn.Module):
+    """One layer that runs twice, and sees larger numbers the first time."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(0.1 * self.layer(x))
+
+
+def test_a_layer_that_runs_twice_has_the_range_of_both_runs():
+    torch.manual_seed(0)
+    model, x = Twice(), 5.0 * torch.randn(8, 4)
+    quantized = quantize(model, [{"x": x}, {"x": x}], scheme="linear")
+    low, high = row_of(quantized, "layer/input").range
+    assert (low, high) == pytest.approx((float(x.min()), float(x.max())), rel=0.01)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
     model = build("bert").to(dtype)

@@ -2,7 +2,8 @@
 
 Each batch gives a range: its minimum and maximum, two percentiles, or the range with the smallest squared error.
 "minmax" joins them to the widest, so it does not matter how the data are split into batches. The others start with
-the first batch's range and follow with a momentum, range ← m·range + (1 − m)·batch.
+the first batch's range and follow with a momentum, range ← m·range + (1 − m)·batch. A module that runs several times
+on one batch, as ALBERT's layer does, has the range of all its runs there.
 """
 
 from __future__ import annotations
@@ -49,10 +50,17 @@ class Observer:
         self.spec, self.how, self.momentum, self.percentile = spec, how, momentum, percentile
         self.low: Tensor | None = None
         self.high: Tensor | None = None
+        self._before: tuple[Tensor, Tensor] | None = None  # the range before the last batch
+        self._batch: tuple[Tensor, Tensor] | None = None  # that of the last batch alone
 
     @torch.no_grad()
-    def observe(self, x: Tensor, name: str = "the tensor") -> None:
-        """Updates the range with one batch.
+    def observe(self, x: Tensor, name: str = "the tensor", again: bool = False) -> None:
+        """Updates the range with one batch, or with more of the last one.
+
+        Args:
+            x: a tensor of the batch.
+            name: what an error calls it.
+            again: whether it belongs to the same batch as the tensor before.
 
         Raises:
             ValueError: the tensor holds NaN or inf; the message calls it ``name``.
@@ -69,13 +77,23 @@ class Observer:
             low, high = percentile_range(x, self.spec, self.percentile)
         elif self.how == "mse":
             low, high = mse_range(x, self.spec)
-        if self.low is None or self.high is None:
+        if again and self._batch is not None:
+            low, high = _joined(self._batch, (low, high))
+        elif self.low is not None and self.high is not None:
+            self._before = self.low, self.high
+        self._batch = low, high
+        if self._before is None:
             self.low, self.high = low, high
         elif self.how == "minmax":
-            self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
+            self.low, self.high = _joined(self._before, (low, high))
         else:
-            self.low = self.momentum * self.low + (1.0 - self.momentum) * low
-            self.high = self.momentum * self.high + (1.0 - self.momentum) * high
+            old_low, old_high = self._before
+            self.low = self.momentum * old_low + (1.0 - self.momentum) * low
+            self.high = self.momentum * old_high + (1.0 - self.momentum) * high
+
+
+def _joined(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return torch.minimum(a[0], b[0]), torch.maximum(a[1], b[1])
 
 
 def percentile_range(x: Tensor, spec: Uniform, percentile: float) -> tuple[Tensor, Tensor]:

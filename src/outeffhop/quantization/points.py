@@ -110,13 +110,17 @@ class Point:
         self.factors: Tensor | None = None
         self.observer: Observer | None = None
         self.dimensions: int | None = None
+        self._batch: int | None = None
         if spec.granularity != "token":
             self.observer = Observer(spec, how, scheme.momentum, scheme.percentile)
 
-    def observe(self, x: Tensor) -> None:
+    def observe(self, x: Tensor, batch: int | None = None) -> None:
+        """Observes a tensor of a batch; a module that runs several times shows several of one batch."""
         self.dimensions = x.dim()
+        again = batch is not None and batch == self._batch
+        self._batch = batch
         if self.observer is not None:
-            self.observer.observe(x if self.factors is None else x.float() * self.factors, self.name)
+            self.observer.observe(x if self.factors is None else x.float() * self.factors, self.name, again)
 
     def smooth(self, weight_point: Point, weight: Tensor, alpha: float, input_axis: int) -> None:
         """Sets SmoothQuant's factors on both sides, from the range of each input channel."""

@@ -149,6 +149,7 @@ class Simulation:
         self._running: ExitStack | None = None
         self._in_attention = self._at_work = False
         self._left_out: set[str] = set()
+        self._batches = 0  # how many the model has begun
 
     def attach(self, model: nn.Module) -> None:
         for name, module in model.named_modules():
@@ -277,6 +278,7 @@ class Simulation:
                 "the model is not quantized yet: run it in `with Calibration(quantized):`, then call freeze(quantized)"
             )
         self._in_attention = self._at_work = False
+        self._batches += 1
         if self.looks_inside:
             self._running = ExitStack()
             self._running.enter_context(probing(self._part))
@@ -300,7 +302,7 @@ class Simulation:
             if self.state == "calibrating":
                 if point is None:
                     point = self.points[name] = self._point(name)
-                point.observe(x)
+                point.observe(x, self._batches)
                 return on_grid(x.view_as(x))  # a view: the caller's own tensor must not be marked
             if point is None and not self.scheme.dynamic:
                 raise ValueError(
