@@ -35,7 +35,8 @@ def cells(settings):
 def measure(cell, settings):
     with open(settings.out / "measured.txt", "a") as log:
         log.write(cell.key + "\\n")
-    if cell.values["number"] == 2 and (settings.out / "hang").exists():
+    if (settings.out / "hang").exists() and str(cell.values["number"]) in (settings.out / "hang").read_text():
+        (settings.out / f"{cell.key}.pid").write_text(str(os.getpid()))
         time.sleep(600)
     if cell.values["number"] == 0 and (settings.out / "fail").exists():
         raise ValueError("number 0 cannot be measured")
@@ -147,18 +148,29 @@ def test_a_trial_gives_way(squares, tmp_path):
     assert len(measured(tmp_path)) == 8
 
 
-def test_a_killed_experiment_goes_on_where_it_stopped(squares, tmp_path):
-    (tmp_path / "hang").touch()
+def hanging(out, numbers, workers=1):
+    """A process that measures until it hangs at these numbers, and the processes that hang."""
+    (out / "hang").write_text(numbers)
     code = (
-        "from pathlib import Path; from squares_experiment import EXPERIMENT; "
-        f"from outeffhop.lab.paper import Settings, run; run(EXPERIMENT, Settings(out=Path({str(tmp_path)!r})))"
+        "from pathlib import Path; from squares_experiment import EXPERIMENT; from outeffhop.lab.paper import Settings, "
+        f"run; run(EXPERIMENT, Settings(out=Path({str(out)!r}), workers={workers}))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+    begun = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, start_new_session=True)
+    marks = [out / f"square-{number}.pid" for number in numbers]
+    wait_for(lambda: begun.poll() is not None or all(mark.exists() and mark.read_text() for mark in marks))
+    assert begun.poll() is None
+    return begun, [int(mark.read_text()) for mark in marks]
+
+
+def wait_for(what):
     deadline = time.monotonic() + 120
-    while "square-2" not in measured(tmp_path):
-        assert process.poll() is None
+    while not what():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_killed_experiment_goes_on_where_it_stopped(squares, tmp_path):
+    process, _ = hanging(tmp_path, "2")
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     kept = ResultFile.load(tmp_path / "squares.json")
@@ -167,6 +179,21 @@ def test_a_killed_experiment_goes_on_where_it_stopped(squares, tmp_path):
     (tmp_path / "hang").unlink()
     assert run(squares, Settings(out=tmp_path), quiet).conditions["sum"] == 14
     assert measured(tmp_path) == ["square-0", "square-1", "square-2", "square-2", "square-3"]
+
+
+def test_workers_end_with_the_process_that_started_them(squares, tmp_path):
+    process, workers = hanging(tmp_path, "01", workers=2)
+    assert process.pid not in workers
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def test_after_an_interruption_no_other_cell_begins(squares, tmp_path):
+    process, _ = hanging(tmp_path, "01", workers=2)
+    os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C sends
+    assert process.wait(120) != 0
+    assert sorted(measured(tmp_path)) == ["square-0", "square-1"]
 
 
 def test_two_workers_find_what_one_finds(squares, tmp_path):

@@ -11,10 +11,12 @@ import dataclasses
 import multiprocessing
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -133,17 +135,21 @@ def _measured(experiment: Experiment, cells: list[Cell], settings: Settings) -> 
     context = multiprocessing.get_context("spawn")
     workers = min(settings.workers, len(cells))
     cores = max(1, (os.cpu_count() or 1) // workers)  # more threads than cores are slower
-    with ProcessPoolExecutor(workers, context, _use_threads, (cores,)) as pool:
-        running = {pool.submit(experiment.measure, cell, settings): cell for cell in cells}
+    with ProcessPoolExecutor(workers, context, _begin_worker, (cores,)) as pool:
+        # no more at once than are measured, so that none begins after an error or an interruption
+        waiting = iter(cells)
+        running = {pool.submit(experiment.measure, cell, settings): cell for cell in islice(waiting, workers)}
         failed: BaseException | None = None
-        for future in as_completed(running):
-            error = None if future.cancelled() else future.exception()
-            if error is not None and failed is None:
-                failed = error
-                for other in running:  # cells that are being measured are kept; the others do not start
-                    other.cancel()
-            if error is None and not future.cancelled():
-                yield running[future], future.result()
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                cell = running.pop(future)
+                error = future.exception()
+                failed = failed or error
+                if error is None:
+                    yield cell, future.result()
+                following = next(waiting, None) if failed is None else None
+                if following is not None:
+                    running[pool.submit(experiment.measure, following, settings)] = following
         if failed is not None:
             raise failed
 
@@ -167,10 +173,19 @@ def _check_out(experiment: Experiment, settings: Settings) -> None:
         )
 
 
-def _use_threads(count: int) -> None:
+def _begin_worker(threads: int) -> None:
+    """A worker ends with the process that started it: whoever continues the experiment finds no one in its folders."""
     import torch
 
-    torch.set_num_threads(count)
+    torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 @contextmanager
