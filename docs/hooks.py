@@ -34,6 +34,7 @@ REFERENCE = {
         "memory",
         "memory.theory",
         "nn",
+        "nn.hflayers",
         "models",
         "models.presets",
         "metrics",

@@ -23,7 +23,7 @@ class Association(nn.Module):
 
     Args:
         num_heads: H.
-        beta: the initial value of β.
+        beta: the initial value of β; a tensor [H] gives each head its own.
         learn_beta: β is trained, as its logarithm, so that it stays positive.
         beta_per_head: one β for each head.
         steps: how many updates; None repeats them until every query is at rest.
@@ -37,7 +37,7 @@ class Association(nn.Module):
         self,
         num_heads: int,
         *,
-        beta: float = 1.0,
+        beta: float | Tensor = 1.0,
         learn_beta: bool = False,
         beta_per_head: bool = False,
         steps: int | None = 1,
@@ -48,7 +48,12 @@ class Association(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not 0.0 < beta < math.inf:
+        betas = beta.detach().tolist() if isinstance(beta, Tensor) else [beta for _ in range(num_heads)]
+        if isinstance(beta, Tensor) and beta.shape != (num_heads,):
+            raise ValueError(
+                f"beta has shape {tuple(beta.shape)}: expected a number or ({num_heads},), one for each head"
+            )
+        if not all(0.0 < b < math.inf for b in betas):
             raise ValueError(f"beta={beta}: the inverse temperature must be finite and greater than 0")
         if steps is not None and steps < 1:
             raise ValueError(f"steps={steps}: must be at least 1, or None to update until every query is at rest")
@@ -60,8 +65,8 @@ class Association(nn.Module):
             raise ValueError(f"dropout={dropout}: must be a probability in [0, 1)")
         self.num_heads = num_heads
         self.steps, self.tol, self.max_steps, self.dropout = steps, tol, max_steps, dropout
-        self.first_beta = beta
-        log_beta = torch.empty((num_heads,) if beta_per_head else (), device=device, dtype=dtype)
+        self.first_betas = betas if beta_per_head or isinstance(beta, Tensor) else betas[0]
+        log_beta = torch.empty((num_heads,) if isinstance(self.first_betas, list) else (), device=device, dtype=dtype)
         if learn_beta:
             self.log_beta = nn.Parameter(log_beta)
         else:
@@ -69,7 +74,8 @@ class Association(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.log_beta, math.log(self.first_beta))
+        with torch.no_grad():
+            self.log_beta.copy_(torch.tensor(self.first_betas, dtype=torch.float64).log())
 
     @property
     def beta(self) -> Tensor:

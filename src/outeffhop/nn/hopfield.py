@@ -34,11 +34,13 @@ class OutEffHop(nn.Module):
         kdim, vdim: the sizes of keys and values, if they differ from embed_dim.
         batch_first: [B, L, size] instead of [L, B, size].
         method: any method, with or without a gate.
-        beta: β, by default 1/√head_dim; ``learn_beta`` trains it, ``beta_per_head`` gives each head its own.
+        beta: β, by default 1/√head_dim; a tensor [H] is one for each head. ``learn_beta`` trains it,
+            ``beta_per_head`` gives each head its own.
         steps, tol, max_steps: how many updates of the query; steps=None updates it until it is at rest.
         connected: V = K W_V, as in the paper, instead of V = Y W_V.
-        project_query, project_key, project_value, out_projection: False leaves the projection out. Without
-            any of them the layer learns nothing: queries retrieve the patterns themselves.
+        project_query, project_key, project_value, out_projection: False leaves the projection out; inputs of
+            size head_dim are then the same in every head. Without any of them the layer learns nothing: queries
+            retrieve the patterns themselves.
         head_dim: the association space's size per head, by default embed_dim / num_heads.
         value_head_dim: the values' size per head, by default head_dim.
         out_dim: the output's size, by default embed_dim.
@@ -64,7 +66,7 @@ class OutEffHop(nn.Module):
         dtype: torch.dtype | None = None,
         *,
         method: str | Method = "outeffhop",
-        beta: float | None = None,
+        beta: float | Tensor | None = None,
         learn_beta: bool = False,
         beta_per_head: bool = False,
         steps: int | None = 1,
@@ -108,17 +110,17 @@ class OutEffHop(nn.Module):
         self.connected, self.add_zero_attn = connected, add_zero_attn
         hidden, value_hidden = num_heads * self.head_dim, num_heads * self.value_head_dim
         value_in = hidden if connected else self.vdim
-        self.q_proj = _projection("query", embed_dim, hidden, project_query, bias, kept)
-        self.k_proj = _projection("key", self.kdim, hidden, project_key, bias, kept)
-        self.v_proj = _projection("value", value_in, value_hidden, project_value, bias, kept)
+        self.q_proj = _projection("query", embed_dim, num_heads, self.head_dim, project_query, bias, kept)
+        self.k_proj = _projection("key", self.kdim, num_heads, self.head_dim, project_key, bias, kept)
+        self.v_proj = _projection("value", value_in, num_heads, self.value_head_dim, project_value, bias, kept)
         self.out_dim = (embed_dim if out_dim is None else out_dim) if out_projection else value_hidden
         self.out_proj = nn.Linear(value_hidden, self.out_dim, bias=bias, **kept) if out_projection else nn.Identity()
         self.bias_k = self.bias_v = None
         if add_bias_kv:
             self.bias_k = nn.Parameter(torch.empty(1, 1, hidden, **kept))
             self.bias_v = nn.Parameter(torch.empty(1, 1, value_hidden, **kept))
-        self.norm_query = nn.LayerNorm(embed_dim, **kept) if normalize else nn.Identity()
-        self.norm_key = nn.LayerNorm(self.kdim, **kept) if normalize else nn.Identity()
+        self.norm_query: nn.Module = nn.LayerNorm(embed_dim, **kept) if normalize else nn.Identity()
+        self.norm_key: nn.Module = nn.LayerNorm(self.kdim, **kept) if normalize else nn.Identity()
         self.norm_value = nn.LayerNorm(self.vdim, **kept) if normalize and not connected else nn.Identity()
         self.association = Association(
             num_heads,
@@ -308,7 +310,7 @@ class OutEffHop(nn.Module):
         for name, t, size in (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)):
             if self.connected and name == "value":
                 continue
-            if t.dim() not in (2, 3) or t.dim() != query.dim() or t.shape[-1] != size:
+            if t.dim() not in (2, 3) or t.dim() != query.dim() or not self._fits(t, size):
                 layout = "[batch, length, size]" if self.batch_first else "[length, batch, size]"
                 raise ValueError(
                     f"{name} has shape {tuple(t.shape)}: expected {layout} or [length, size] with size {size}"
@@ -328,6 +330,9 @@ class OutEffHop(nn.Module):
         if lengths[0] != lengths[1]:
             raise ValueError(f"key has length {lengths[0]} and value {lengths[1]}: expected one value for each key")
 
+    def _fits(self, t: Tensor, size: int) -> bool:
+        return t.shape[-1] == size
+
 
 def _not_padding(key_padding_mask: Tensor | None) -> Tensor | None:
     """Which tokens are not padding, bool [B, S] or [S]."""
@@ -336,15 +341,31 @@ def _not_padding(key_padding_mask: Tensor | None) -> Tensor | None:
     return ~(key_padding_mask if key_padding_mask.dtype == torch.bool else torch.isneginf(key_padding_mask))
 
 
-def _projection(name: str, size: int, hidden: int, wanted: bool, bias: bool, kept: dict[str, Any]) -> nn.Module:
+class EachHead(nn.Module):
+    """[..., d] → [..., H·d]: what is not projected is the same in every head."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.repeat(*(1,) * (x.dim() - 1), self.num_heads)
+
+
+def _projection(
+    name: str, size: int, heads: int, per_head: int, wanted: bool, bias: bool, kept: dict[str, Any]
+) -> nn.Module:
+    hidden = heads * per_head
     if wanted:
         return nn.Linear(size, hidden, bias=bias, **kept)
-    if size != hidden:
-        raise ValueError(
-            f"project_{name}=False needs a {name} of the association space's size: its size is {size}, "
-            f"num_heads times head_dim is {hidden}"
-        )
-    return nn.Identity()
+    if size == hidden:
+        return nn.Identity()
+    if size == per_head:
+        return EachHead(heads)
+    raise ValueError(
+        f"project_{name}=False needs a {name} of the association space's size: its size is {size}, "
+        f"one head's is {per_head} and all heads' {hidden}"
+    )
 
 
 def learned_patterns(layer: OutEffHop, quantity: int, size: int) -> nn.Parameter:

@@ -1,4 +1,4 @@
-"""Weights of the older Hopfield-layer library (``hflayers``) → layers of this package.
+"""Weights of hflayers → layers of this package.
 
 Its ``Hopfield``, ``HopfieldPooling`` and ``HopfieldLayer`` become OutEffHop, OutEffHopPooling and
 OutEffHopLayer with the same outputs under method "vanilla". What that library computes wrongly raises an error
@@ -8,7 +8,7 @@ instead: β per head, and static patterns in several heads, where samples leak i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,12 @@ from outeffhop.nn.hopfield import OutEffHop
 from outeffhop.nn.lookup import OutEffHopLayer
 from outeffhop.nn.pooling import OutEffHopPooling
 
-__all__ = ["from_hflayers"]
+__all__ = ["from_hflayers", "renamed"]
+
+_STATIC = (
+    "from_hflayers takes no static patterns, for which a state dict does not say enough; make an "
+    "outeffhop.nn.hflayers.Hopfield with the same arguments and load the state dict into that"
+)
 
 
 def from_hflayers(
@@ -62,20 +67,21 @@ def from_hflayers(
         )
     if "p_norm_weight" in core:
         raise ValueError("state_dict holds p_norm_weight: normalize_hopfield_space has no counterpart here")
-    weights = _projections(core, connected)
-    hidden, embed_dim = weights["q"].shape
+    _check_projections(core)
+    new = renamed(core, "qkv")
+    query, key, value = (new[f"{name}_proj.weight"] for name in "qkv")
+    hidden, embed_dim = query.shape
     if num_heads < 1 or hidden % num_heads:
         raise ValueError(f"num_heads={num_heads} does not divide the {hidden} rows of the query projection")
-    out = core.get("out_proj.weight")
+    out = new.get("out_proj.weight")
     options: dict[str, Any] = dict(
         dropout=dropout,
         bias="in_proj_bias" in core,
-        add_bias_kv="bias_k" in core,
         add_zero_attn=add_zero_association,
-        kdim=weights["k"].shape[1],
+        kdim=key.shape[1],
         batch_first=batch_first,
-        device=weights["q"].device,
-        dtype=weights["q"].dtype,
+        device=query.device,
+        dtype=query.dtype,
         method=method,
         beta=1.0 / math.sqrt(hidden // num_heads) if scaling is None else float(scaling),
         # update_steps_max = 0 means one update
@@ -83,18 +89,19 @@ def from_hflayers(
         tol=update_steps_eps,
         connected=connected,
         head_dim=hidden // num_heads,
-        value_head_dim=weights["v"].shape[0] // num_heads,
+        value_head_dim=value.shape[0] // num_heads,
         out_projection=out is not None,
         out_dim=None if out is None else out.shape[0],
         normalize=_normalizes(state, connected),
     )
     if not connected:
-        options["vdim"] = weights["v"].shape[1]
-    layer, new = _layer(learned, embed_dim, num_heads, options)
+        options["vdim"] = value.shape[1]
+    layer, patterns = _layer(learned, embed_dim, num_heads, options)
     prefix = "" if isinstance(layer, OutEffHop) else "hopfield."
-    new |= {prefix + k: v for k, v in _renamed(state, core, weights, connected).items()}
+    new = {prefix + k: v for k, v in (new | _norms(state, connected)).items()}
     fresh = layer.state_dict()  # β, sinks and gates are not in that library's state
-    layer.load_state_dict({**{k: v for k, v in fresh.items() if "association." in k or "state." in k}, **new})
+    kept = {k: v for k, v in fresh.items() if "association." in k or "state." in k}
+    layer.load_state_dict(kept | new | patterns)
     return layer
 
 
@@ -117,23 +124,41 @@ def _layer(
     return lookup, new
 
 
-def _projections(core: Mapping[str, Tensor], connected: bool) -> dict[str, Tensor]:
+def renamed(core: Mapping[str, Tensor], projected: Sequence[str]) -> dict[str, Tensor]:
+    """The entries of a HopfieldCore's state dict under OutEffHop's names.
+
+    Args:
+        projected: which of q, k and v have a projection, in this order. Two static ones leave one in in_proj_weight.
+    """
+    rest = dict(core)
+    for unused in ("bias_k", "bias_v"):  # that library stores them and never uses them
+        rest.pop(unused, None)
+    if "in_proj_weight" in rest:
+        weights = rest.pop("in_proj_weight").chunk(len(projected))
+        new = {f"{n}_proj.weight": w for n, w in zip(projected, weights, strict=True)}
+    else:
+        new = {f"{n}_proj.weight": rest.pop(f"{n}_proj_weight") for n in projected if f"{n}_proj_weight" in rest}
+    if "in_proj_bias" in rest:
+        rows = [len(weight) for weight in new.values()]
+        biases = rest.pop("in_proj_bias")[: sum(rows)].split(rows)  # rows of a static projection come last, unused
+        new |= {name.replace("weight", "bias"): bias for name, bias in zip(list(new), biases, strict=True)}
+    return new | rest
+
+
+def _check_projections(core: Mapping[str, Tensor]) -> None:
+    """Raises unless all three projections are there."""
     if "in_proj_weight" in core:
-        parts = core["in_proj_weight"].chunk(3)
         rows, columns = core["in_proj_weight"].shape
-        if rows % 3:
+        biases = len(core.get("in_proj_bias", core["in_proj_weight"]))
+        if rows % 3 or rows != biases:
             raise ValueError(
-                f"in_proj_weight has {rows} rows of {columns}, not three projections: static patterns in a packed "
-                "projection are not supported; make a new layer with project_query/key/value=False"
+                f"in_proj_weight has {rows} rows of {columns} and there are {biases} biases, not three projections: "
+                f"{_STATIC}"
             )
-        return dict(zip("qkv", parts, strict=True))
+        return
     missing = [name for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight") if name not in core]
     if missing:
-        raise ValueError(
-            f"state_dict has no {', '.join(missing)}: static patterns are not supported, since that library lets "
-            "samples leak into each other there; make a new layer with project_query/key/value=False"
-        )
-    return {name: core[f"{name}_proj_weight"] for name in "qkv"}
+        raise ValueError(f"state_dict has no {', '.join(missing)}: {_STATIC}")
 
 
 def _normalizes(state: Mapping[str, Tensor], connected: bool) -> bool:
@@ -157,17 +182,9 @@ def _normalizes(state: Mapping[str, Tensor], connected: bool) -> bool:
     return all(there)
 
 
-def _renamed(
-    state: Mapping[str, Tensor], core: Mapping[str, Tensor], weights: Mapping[str, Tensor], connected: bool
-) -> dict[str, Tensor]:
-    new = {f"{name}_proj.weight": weight for name, weight in weights.items()}
-    if "in_proj_bias" in core:
-        rows = [weights[name].shape[0] for name in "qkv"]
-        new |= {f"{n}_proj.bias": b for n, b in zip("qkv", core["in_proj_bias"].split(rows), strict=True)}
-    new |= {k: core[k] for k in ("out_proj.weight", "out_proj.bias", "bias_k", "bias_v") if k in core}
+def _norms(state: Mapping[str, Tensor], connected: bool) -> dict[str, Tensor]:
     names = {"norm_state_pattern": "norm_query", "norm_stored_pattern": "norm_key"}
     if not connected:
         names["norm_pattern_projection"] = "norm_value"
-    for old, name in names.items():
-        new |= {f"{name}.{p}": state[f"{old}.{p}"] for p in ("weight", "bias") if f"{old}.{p}" in state}
-    return new
+    parts = ("weight", "bias")
+    return {f"{name}.{p}": state[f"{old}.{p}"] for old, name in names.items() for p in parts if f"{old}.{p}" in state}
