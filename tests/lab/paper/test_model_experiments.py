@@ -122,6 +122,25 @@ def test_table1_shows_what_is_measured_and_leaves_the_rest_empty(table1):
     assert result.conditions["OPT"].endswith(f"of {samples:,} training samples, measured on the validation split")
 
 
+def test_vit_is_also_measured_in_8_bit_floating_point(cache, tmp_path):
+    result = run(only("table1", "vit-vanilla-0"), quick(tmp_path), tell=lambda _: None)
+    found = cell(tmp_path, "vit-vanilla-0")
+    folder = tmp_path / "table1" / "runs" / "tiny-quick-vit-vanilla-4steps-seed0" / "model"
+    model = load_checkpoint(folder)
+    prepared = prepare("builtin:images", "classification")
+    given = prepared.eval_collate([prepared.test[i * len(prepared.test) // 32] for i in range(32)])
+    order = torch.randperm(len(prepared.train), generator=torch.Generator().manual_seed(0))[:32]
+    quantized = simulate(model, scheme=Scheme.parse("W8A8 fp8"))
+    with Calibration(quantized), torch.no_grad():
+        quantized(**prepared.eval_collate([prepared.train[int(i)] for i in order]))
+    freeze(quantized)
+    with torch.no_grad():
+        right = (quantized(**given).logits.argmax(-1) == given["labels"]).double().mean()
+    assert found["fp8"]["accuracy"] == pytest.approx([float(right)])
+    columns, row = result.tables[1].columns, result.tables[1].rows[0]
+    assert row[columns.index("FP8 top-1 accuracy")] == f"{100 * float(right):.4g}"
+
+
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])

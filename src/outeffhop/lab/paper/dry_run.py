@@ -172,7 +172,7 @@ def _measured(config: RunConfig, settings: Settings) -> Values:
         "metric": CHIEF[model][1],
         "metric and outliers on": f"the whole {split} set" if limit is None else f"{limit} batches of the {split} set",
         "repeats": settings.seeds,
-        "quantization": scheme.bits if scheme.name == "paper" else str(scheme),
+        "quantization": f"{scheme.bits}, {scheme.bits} fp8" if model in table1.FLOAT8 else scheme.bits,
         "ranges of activations": scheme.activation_range,
         "calibration batches": batches,
         "calibration draws": draws,

@@ -13,11 +13,13 @@ from outeffhop.lab.paper.training_runs import data_of, finished, run_config, ste
 from outeffhop.lab.paper.training_runs import needs as needed_by
 from outeffhop.lab.training import RunConfig
 
-__all__ = ["EXPERIMENT", "by_method", "cells", "config_of", "needs", "split_of"]
+__all__ = ["EXPERIMENT", "FLOAT8", "by_method", "cells", "config_of", "needs", "split_of"]
 
 # The paper's STanHop-Net row is its Table 2's ETTh1-24, of the test split. The images that a folder brings for
 # validation are also its test split if it brings no other (ImageNet).
 _SPLIT = {"vit": "test", "stanhop": "test"}
+# models that are also measured in 8-bit floating point, as the authors' scripts quantize them
+FLOAT8 = ("vit",)
 # BERT's components, which Figure 4 shows: the tensors of the paper's numbers, then the others of a layer
 _WATCHED = {
     "bert": "*[0-9].output.dense, *[0-9].output.LayerNorm, *[0-9].output.LayerNorm:input, "
@@ -58,8 +60,10 @@ def measure(cell: Cell, settings: Settings) -> Values:
     config = config_of(cell, settings)
     finished(config, settings)
     split = split_of(cell.values["model"])
-    w8a8 = quantized(config, settings, split=split)
-    return {**measured(config, settings, split), "split": split, "w8a8": w8a8}
+    found = {**measured(config, settings, split), "split": split, "w8a8": quantized(config, settings, split=split)}
+    if cell.values["model"] in FLOAT8:
+        found["fp8"] = quantized(config, settings, "W8A8 fp8", split=split)
+    return found
 
 
 def by_method(found: dict[str, Values], settings: Settings) -> Found:

@@ -51,8 +51,9 @@ def full(model: str, values: Values) -> float:
     return float(values["metrics"][CHIEF[model][0]]) * _unit(model)
 
 
-def w8a8(model: str, values: Values) -> float:
-    return mean(map(float, values["w8a8"][CHIEF[model][0]])) * _unit(model)
+def w8a8(model: str, values: Values, scheme: str = "w8a8") -> float:
+    """The chief metric in 8 bits, over calibration draws; ``scheme`` may be "fp8" where a cell has it."""
+    return mean(map(float, values[scheme][CHIEF[model][0]])) * _unit(model)
 
 
 def loss(model: str, before: float, after: float) -> float:
