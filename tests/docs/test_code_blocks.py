@@ -90,3 +90,13 @@ def test_a_wrong_command_line_is_seen(reader, capsys):
     with pytest.raises(SystemExit):
         reader.follow(page)
     assert "nonsense" in capsys.readouterr().err
+
+
+def test_the_tests_behind_the_promises_are_there():
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    named = re.findall(r"`([\w/*]+\.py)`", page)
+    assert len(named) > 20
+    assert not [name for name in named if not list((ROOT / "tests").glob(name))]
+    promises = [row for row in re.findall(r"^\| .*\|$", page, re.M) if row.endswith(".` |") or ". |" in row]
+    assert promises
+    assert not [row for row in promises if ".py`" not in row]

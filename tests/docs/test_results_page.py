@@ -1,6 +1,7 @@
 """The page of results says what the kept results say."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,24 @@ def test_a_result_as_markdown():
         {"scale": "tiny"},
     )
     text = markdown_of(result, "pictures")
-    assert text.startswith("## Table 9\n\na\\|b\n\n![F](pictures/f.png)")
-    assert "<details markdown>" in text
+    assert text.startswith("## Table 9\n\na\\|b\n\n<details markdown>")
+    assert "![F](pictures/f.png)" in text
     assert "scale: tiny." in text
     assert "| a\\_b | **1** |\n| &lt;script&gt; | 3 |\n| c | <u>2</u> |" in text
+
+
+def test_a_row_without_numbers_of_ours_is_not_shown():
+    rows = [["a", 1.0, 5.0], ["b", None, 4.0]]
+    text = markdown_of(Result("x", "Y", "z", [Table("T", ["method", "error", "paper: error"], rows)]), "pictures")
+    assert "| a | 1 | 5 |" in text
+    assert "| b |" not in text
+
+
+def test_a_claim_links_to_the_section_that_judges_it():
+    text, _ = make_results.page()
+    headings = re.findall(r"^### (.+)$", text, re.M)
+    anchors = {re.sub(r"[^\w\s-]", "", heading).lower().replace(" ", "-") for heading in headings}
+    linked = set(re.findall(r"\]\(#([\w-]+)\) \|$", text, re.M))
+    assert linked
+    assert linked <= anchors
+    assert len(anchors) == len(headings)

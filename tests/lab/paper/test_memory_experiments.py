@@ -156,7 +156,7 @@ def test_without_the_authors_polynomial_figures_5_and_6_are_not_measured():
 def test_the_verdict_on_lambda_follows_the_numbers(off, on, says):
     verdict = image_retrieval.classified("digits", seeds_of([1] * 6, [off] * 6, [on] * 6))
     assert verdict.verdict == says
-    assert f"OutEffHop 1 clean, {off} polluted, {on:.4g} with Λ" in verdict.numbers
+    assert f"error 1 clean, {off} polluted, {on:.4g} with Λ" in verdict.numbers
 
 
 def test_real_images_are_needed_beyond_the_tiny_scale(tmp_path):

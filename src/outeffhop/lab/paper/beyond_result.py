@@ -231,7 +231,7 @@ def fold_verdict(bits: str, candidates: Sequence[Candidate]) -> Verdict:
     change = 100 * (math.exp(-mean(cuts)) - 1)
     numbers = f"{bits} perplexity changes by {change:+.2g} % on average over {len(cuts)} models".replace("-", "−")
     lower = sum(cut > 0 for cut in cuts)
-    return Verdict(claim, judged(gain, 0.0, len(cuts)), f"{numbers}; it is lower in {lower} of them", len(cuts))
+    return Verdict(claim, judged(gain, 0.0, len(cuts)), f"{numbers}; lower in {lower} of them", len(cuts))
 
 
 def conditions(runs: Found) -> Values:

@@ -109,9 +109,7 @@ def time_verdict(seconds: dict[str, dict[str, list[float]]]) -> Verdict:
     worst = max(ratios.values())
     numbers = ", ".join(f"{published.NAMES[m]} {r:.2f}" for m, r in ratios.items())
     kind: Any = "confirmed" if worst <= 1 + _TOLERANCE else "contradicted"
-    return Verdict(
-        claim, kind, f"time of a step as a ratio to vanilla's: {numbers}; up to {1 + _TOLERANCE:g} counts as equal"
-    )
+    return Verdict(claim, kind, f"time of a step over vanilla's: {numbers}; up to {1 + _TOLERANCE:g} counts as equal")
 
 
 def memory_verdict(found: dict[str, Values]) -> Verdict:
@@ -126,7 +124,7 @@ def memory_verdict(found: dict[str, Values]) -> Verdict:
     return Verdict(
         claim,
         kind,
-        f"mean RAM in training as a ratio to vanilla's: {numbers}; up to {1 + _TOLERANCE:g} counts as equal",
+        f"mean RAM in training over vanilla's: {numbers}; up to {1 + _TOLERANCE:g} counts as equal",
     )
 
 

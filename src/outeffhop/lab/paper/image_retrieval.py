@@ -294,9 +294,8 @@ def classified(name: str, seeds: Sequence[Values]) -> Verdict:
     return Verdict(
         f"The no-op classification Λ keeps outliers out of retrieval ({name})",
         "not seen" if not harmed else judged(1.0 if undone else -1.0, 0.0, len(seeds)),
-        f"mean error of OutEffHop {clean:.4g} clean, {off:.4g} polluted, {on:.4g} with Λ; of the dense model "
-        f"{dense[0]:.4g}, {dense[1]:.4g}, {dense[2]:.4g}. Λ found {caught} of {total} outliers and took {mistaken} of "
-        f"{images} images for one."
-        + (" The dense model is harmed and helped as much: it is Λ that helps, not softmax1." if alike else ""),
+        f"error {clean:.4g} clean, {off:.4g} polluted, {on:.4g} with Λ (dense model: {dense[0]:.4g}, "
+        f"{dense[1]:.4g}, {dense[2]:.4g}). Λ found {caught} of {total} outliers and took {mistaken} of "
+        f"{images} images for one." + (" The gain is not softmax1's." if alike else ""),
         len(seeds),
     )

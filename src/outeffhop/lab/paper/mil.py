@@ -28,7 +28,7 @@ METHODS = ("dense", "sparse", "gsh", "polynomial", "outeffhop")
 FILES = ("elephant", "fox", "tiger", "ucsb_breast")
 MNIST = "mnist bags"
 DIGITS = "digit bags"
-CLAIM = "Section 4.3: OutEffHop is superior in multiple-instance learning"
+CLAIM = "OutEffHop is the best pooling of multiple-instance bags"
 
 
 class BagClassifier(nn.Module):
@@ -193,7 +193,7 @@ def verdict(seen: dict[tuple[str, str], Values], name: str, seeds: int) -> Verdi
         f"{CLAIM} ({name})",
         "not measured" if missing and word == "confirmed" else word,
         "ROC-AUC " + ", ".join(f"{m} {mean(v):.3f}" for m, v in aucs.items()) + f"; OutEffHop against {rival}: "
-        f"{by:+.4f} ± {error:.4f} (paired over {len(differences)} folds; two standard errors make a difference)"
+        f"{by:+.4f} ± {error:.4f} (standard error, paired over {len(differences)} folds)"
         + (f"; not measured: {', '.join(missing)}" if missing else ""),
         seeds,
     )

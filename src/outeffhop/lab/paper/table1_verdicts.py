@@ -59,7 +59,7 @@ def _seeds(pair: Pair) -> int:
 def cut_verdict(field: str, claimed: float, pairs: dict[tuple[str, str], Pair]) -> Verdict:
     """Confirmed by a reduction as large as claimed, not seen if it is smaller, contradicted by an increase."""
     claim = (
-        f"softmax1 reduces the {FIELDS[field]} by {100 * claimed:.0f} % on average over twelve pairs (four models: "
+        f"softmax1 lowers the {FIELDS[field]} by {100 * claimed:.0f} % on average over twelve pairs (four models, "
         "each vanilla, clipped and gated)"
     )
     wanted = len(published.NAMES) * len(published.PAIRS)
@@ -82,7 +82,7 @@ def cut_verdict(field: str, claimed: float, pairs: dict[tuple[str, str], Pair]) 
 def exception_verdict(pairs: dict[tuple[str, str], Pair]) -> Verdict:
     """Confirmed if outliers rise in that pair and fall in all others, each time by more than chance."""
     but = published.EXCEPTION
-    claim = f"softmax1 reduces outliers in every pair; the only exception is {_name(*but)}"
+    claim = f"softmax1 lowers outliers in every pair; the only exception is {_name(*but)}"
     wanted = len(published.NAMES) * len(published.PAIRS)
     if len(pairs) < wanted:
         return Verdict(claim, "not measured", f"{len(pairs)} of {wanted} pairs are measured")
@@ -102,7 +102,7 @@ def exception_verdict(pairs: dict[tuple[str, str], Pair]) -> Verdict:
 
 def outlier_verdict(model: str, method: str, pair: Pair | None) -> Verdict:
     """Confirmed if both numbers fall by more than two standard errors over seeds, contradicted if one rises so."""
-    claim = f"{_name(model, method)}: softmax1 reduces the average kurtosis and the maximum infinity norm"
+    claim = f"{_name(model, method)}: softmax1 lowers kurtosis and max inf norm"
     if pair is None:
         return Verdict(claim, "not measured", "")
     sides = {field: [[float(v[field]) for v in side] for side in pair] for field in FIELDS}
@@ -120,7 +120,7 @@ def outlier_verdict(model: str, method: str, pair: Pair | None) -> Verdict:
 def loss_verdict(model: str, method: str, pair: Pair) -> Verdict:
     """A difference within two standard errors over seeds does not count."""
     metric = CHIEF[model][1]
-    claim = f"{_name(model, method)}: {metric} rises less in W8A8 with softmax1"
+    claim = f"{_name(model, method)}: W8A8 raises {metric} less with softmax1"
     if CHIEF[model][2] == "high":
         claim = f"{_name(model, method)}: W8A8 costs less {metric} with softmax1"
     alone = all(len(side) == 1 for side in pair)
@@ -138,11 +138,11 @@ def loss_verdict(model: str, method: str, pair: Pair) -> Verdict:
 def quality_verdict(model: str, method: str, pair: Pair) -> Verdict:
     """Contradicted if the metric is worse by more than ``AS_GOOD`` and by more than two standard errors."""
     metric = CHIEF[model][1]
-    claim = f"{_name(model, method)}: {metric} in floating point is as good with softmax1"
+    claim = f"{_name(model, method)}: {metric} in floating point is as good with softmax1, within {AS_GOOD:.0%}"
     old, new = ([full(model, v) for v in side] for side in pair)
     higher = change(model, *pair)
     worse = -higher if CHIEF[model][2] == "high" else higher
-    numbers = f"{mean_std(new)} against {mean_std(old)}; less than {AS_GOOD:.0%} worse counts as equal"
+    numbers = f"{mean_std(new)} against {mean_std(old)}"
     if not isfinite(worse):
         return Verdict(claim, "not measured", f"not every number is finite: {numbers}")
     seeds = _seeds(pair)

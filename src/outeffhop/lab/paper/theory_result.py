@@ -99,8 +99,7 @@ def _convergence(found: Sequence[Values]) -> Verdict:
     return Verdict(
         "Theorem (convergence): retrieval lowers the energy and its limit points are stationary",
         "confirmed" if rises == 0 and resting == total else "contradicted",
-        f"{rises} updates raised the energy; {resting} of {total} queries came to rest. One update is γ times the "
-        f"dense one to {max(f['apart'] for f in found):.1g}.",
+        f"{rises} updates raised the energy; {resting} of {total} queries came to rest",
     )
 
 
@@ -112,16 +111,13 @@ def _errors(found: Sequence[Values]) -> Verdict:
         for name in ("printed_exceeds", "valid_exceeds", "dense_exceeds", "closer")
     )
     worst, values = max(cases, key=lambda c: c[1]["printed_exceeds"])
-    least, most = (f(cases, key=lambda c: c[1]["closer"]) for f in (min, max))
     return Verdict(
         "Theorem (retrieval error): OutEffHop's error has a lower upper bound than the dense model's, "
         "2m(M − 1)exp(−β(Δ̃ + δ))",
         "not as printed" if printed > 0 else "confirmed",
-        f"exceeded by {printed:.1%} of queries, most ({values['printed_exceeds']:.1%}) for "
-        f"{_case(worst)}; the dense bound by {dense:.1%} of the dense model's, OutEffHop's with (1 − γ)‖ξ‖ added by "
-        f"{valid:.1%}. The errors themselves, which the theorem does not compare: OutEffHop's is smaller in "
-        f"{closer:.1%} of queries, from {least[1]['closer']:.1%} ({_case(least[0])}) to {most[1]['closer']:.1%} "
-        f"({_case(most[0])})",
+        f"{printed:.1%} of queries exceed the bound, most ({values['printed_exceeds']:.1%}) for {_case(worst)}. "
+        f"With (1 − γ)‖ξ‖ added, {valid:.1%} do; of the dense model's queries, {dense:.1%} exceed its own. "
+        f"OutEffHop's error is the smaller one in {closer:.1%} of queries",
     )
 
 
@@ -137,8 +133,8 @@ def _corollary(found: Sequence[Values]) -> Verdict:
     return Verdict(
         "Corollary: OutEffHop is at least as close where (γ + 1)/2 ≥ cos α",
         "not as printed" if wrong > 0 else "confirmed",
-        f"the condition is met by {printed:.1%} of queries, OutEffHop is as close in {closer:.1%}; met although "
-        f"farther: {wrong:.1%}. The exact condition (γ + 1)‖v‖² ≥ 2⟨v, w⟩ errs in {exact:.1%}.",
+        f"{printed:.1%} of queries meet the condition, but OutEffHop is as close in {closer:.1%} only; "
+        f"{wrong:.1%} meet it and are less close. The exact condition (γ + 1)‖v‖² ≥ 2⟨v, w⟩ errs in {exact:.1%}",
     )
 
 
@@ -147,8 +143,8 @@ def _separation(found: Sequence[Values]) -> Verdict:
     return Verdict(
         "Lemma (well-separation): its condition can be met with R half the patterns' least distance",
         "confirmed" if met else "not as printed",
-        f"{met} of {total} random memories of ten patterns meet the condition at any β up to 64; it cannot hold for "
-        "both patterns of the closest pair. With a free R it can: see the table of capacities.",
+        f"{met} of {total} random memories of ten patterns meet the condition at any β up to 64; with this R it "
+        "cannot hold for both patterns of the closest pair, with a free R it can",
     )
 
 
@@ -161,12 +157,11 @@ def _capacity(found: Sequence[Values]) -> list[Verdict]:
     without = sum(math.isnan(float(values["printed"])) for _, values in cases)
     return [
         Verdict(
-            "Theorem (capacity): on random spheres OutEffHop stores exponentially many patterns; its lower bound M is "
-            "at least the dense model's",
+            "Theorem (capacity): on random spheres OutEffHop stores exponentially many patterns, at least as many as "
+            "the dense model's lower bound",
             "confirmed" if enough else "not as printed",
-            f"OutEffHop stores {stored['outeffhop']} of {total} memories of as many patterns as the dense model's "
-            f"bound allows, the dense model {stored['vanilla']}. That bound can be proved for both; that "
-            "OutEffHop has a larger one is not established",
+            f"OutEffHop stores {stored['outeffhop']} of {total} memories of that size, the dense model "
+            f"{stored['vanilla']}. The bound is proved for both; a larger one for OutEffHop is not established",
         ),
         Verdict(
             "Lemma (capacity, formal): the formula as printed",
@@ -188,6 +183,6 @@ def _generalization(examples: Sequence[Values]) -> Verdict:
     return Verdict(
         "Theorem (generalization): the terms E₁, E₂ as printed",
         "not as printed" if abs(printed - 1) > 1e-6 else "confirmed",
-        f"one layer written in two ways (memory times 10, weights through 10) has a printed E₁ {printed:.3f} times as "
-        f"large; with the memory's norm where the covering lemma has it, {valid:.3f} times",
+        f"the same layer with its memory times 10 and its weights divided by 10 has {printed:.3f} times the printed "
+        f"E₁; with the memory's norm where the covering lemma has it, {valid:.3f} times",
     )

@@ -23,7 +23,7 @@ from outeffhop.lab.paper.training_components import (
 __all__ = ["Curves", "depth_verdicts", "ffn_verdict", "growth_verdict", "norm_verdict", "verdicts"]
 
 MARGIN = 0.05  # smaller differences do not count
-_LATE = "averaged over the second half of training"
+_LATE = "second half of training"
 
 Curves = dict[tuple[str, str], list[Values]]  # (model, method) → a curve of each seed
 
@@ -38,13 +38,13 @@ def verdicts(curves: Curves, models: list[str]) -> list[Verdict]:
 
 def growth_verdict(curves: Curves, model: str, old: str, new: str) -> Verdict:
     """Differences within ``MARGIN``, or within two standard errors over seeds, do not count."""
-    claim = f"Figure 2: {published.NAMES[model]}: {new} keeps the maximum infinity norm below {old}'s during training"
+    claim = f"{published.NAMES[model]}: max inf norm during training is lower with {new} than with {old}"
     sides = [curves.get((model, method), []) for method in (old, new)]
     if not all(sides):
         return Verdict(claim, "not measured", "")
     layer = shown_layer(model, sides[0][0]["tensors"])
     before, after = ([late(layer_curve(model, curve, layer)) for curve in side] for side in sides)
-    numbers = f"{mean_std(after, 3)} against {mean_std(before, 3)} in layer {layer}, {_LATE}"
+    numbers = f"{mean_std(after, 3)} against {mean_std(before, 3)} (layer {layer}, {_LATE})"
     seeds = min(map(len, sides))
     return Verdict(claim, judged(surplus(before, after) / mean(before), MARGIN, seeds), numbers, seeds)
 
@@ -56,8 +56,8 @@ def _bert(curves: Curves) -> list[list[Values]]:
 
 def depth_verdicts(curves: Curves) -> list[Verdict]:
     """The trend with depth: of vanilla from the first layer shown to the last, and OutEffHop's against vanilla's."""
-    grows = "Figure 3: BERT: outliers of the FFN output grow with depth in vanilla"
-    level = "Figure 3: BERT: OutEffHop keeps the FFN output's norm more even over the layers than vanilla"
+    grows = "BERT: in vanilla, outliers of the FFN output grow with depth"
+    level = "BERT: the FFN output's norm is more even over the layers with OutEffHop"
     sides = _bert(curves)
     if not all(sides):
         return [Verdict(grows, "not measured", ""), Verdict(level, "not measured", "")]
@@ -83,7 +83,7 @@ def depth_verdicts(curves: Curves) -> list[Verdict]:
         Verdict(
             level,
             judged(surplus(before, after) / mean(before), MARGIN, seeds),
-            f"{said[1]} against {said[0]} in layers {places}; the largest is {mean_std(after, 3)} times the smallest, "
+            f"{said[1]} against {said[0]} in layers {places}; largest over smallest {mean_std(after, 3)} "
             f"against {mean_std(before, 3)}",
             seeds,
         ),
@@ -106,7 +106,7 @@ def _of_component(side: list[Values], name: str) -> list[float] | None:
 
 def ffn_verdict(curves: Curves) -> Verdict:
     """Confirmed if both norms are lower by more than chance, contradicted if one is higher."""
-    claim = "Figure 4: BERT: OutEffHop suppresses the outliers in both FFN layers"
+    claim = "BERT: OutEffHop suppresses the outliers in both FFN layers"
     parts = {name: [_of_component(side, name) for side in _bert(curves)] for name in (FFN_1, FFN_2)}
     gains, numbers, seeds = [], [], []
     for name, (old, new) in parts.items():
@@ -120,7 +120,7 @@ def ffn_verdict(curves: Curves) -> Verdict:
 
 def norm_verdict(curves: Curves) -> Verdict:
     """The limitation that the paper states: there, OutEffHop's outliers are the larger ones."""
-    claim = "Figure 4: BERT: OutEffHop's outliers are larger than vanilla's after the first residual LayerNorm"
+    claim = "BERT: OutEffHop's outliers are larger than vanilla's after the first residual LayerNorm"
     old, new = (_of_component(side, FIRST_NORM) for side in _bert(curves))
     if old is None or new is None:
         return Verdict(claim, "not measured", f"the {FIRST_NORM} was not recorded")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,12 @@ _VERDICTS = ("confirmed", "not seen", "contradicted", "not as printed", "not mea
 _THEORY = ("energy", "theory")  # about formulas; all other experiments are about what a user gains
 
 
-def claim_groups(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The results in two parts, without empty ones: what the method does for its users, and the paper's theory."""
-    parts: dict[str, list[Result]] = {"What it does for you": [], "The paper's theory": []}
-    for result in results:
-        parts["The paper's theory" if result.name in _THEORY else "What it does for you"].append(result)
-    return {title: part for title, part in parts.items() if part}
+def claim_groups(results: Mapping[str, Result]) -> dict[str, dict[str, Result]]:
+    """The results, by title, in two parts without empty ones: what the method does for its users, and the theory."""
+    parts: dict[str, dict[str, Result]] = {"What it does for you": {}, "The paper's theory": {}}
+    for title, result in results.items():
+        parts["The paper's theory" if result.name in _THEORY else "What it does for you"][title] = result
+    return {name: part for name, part in parts.items() if part}
 
 
 def write_report(out: Path, title: str = _TITLE) -> Path:
@@ -62,7 +62,8 @@ def experiments_page(results: dict[Path, Result], title: str = _TITLE) -> str:
 def _summary(results: Sequence[Result]) -> str:
     """The number of claims per verdict, and a table of every claim with a link to its section."""
     parts = []
-    for title, part in claim_groups(results).items():
+    for title, group in claim_groups({r.name: r for r in results}).items():
+        part = group.values()
         counts = Counter(str(v.verdict) for r in part for v in r.verdicts)
         boxes = "".join(f"<div><dt>{word}</dt><dd>{counts[word]}</dd></div>" for word in _VERDICTS if counts[word])
         rows = "\n".join(_row(r, v) for r in part for v in r.verdicts)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from outeffhop.lab.paper.experiment import Result, Table, Verdict
@@ -13,69 +14,75 @@ from outeffhop.lab.report.experiments_page import claim_groups
 
 __all__ = ["claims_of", "markdown_of"]
 
-_ENTRIES = 110  # a longer table is not for reading on a page
+_ENTRIES = 75  # a longer table is not for reading on a page
 _MARKS = {1: "**{}**", 2: "<u>{}</u>"}
 
 
-def markdown_of(result: Result, folder: str, remark: str = "") -> str:
-    """A section of a page: figures first, then the conditions, claims and tables, folded.
+def markdown_of(
+    result: Result, folder: str, remark: str = "", title: str | None = None, without: Collection[str] = ()
+) -> str:
+    """A section of a page: what it is about and the remark, then figures, conditions and tables, folded.
 
     Args:
         folder: of the figures, ``NAME.png``, relative to the page.
         remark: Markdown that follows the first sentence.
+        title: of the section; by default the place in the paper.
+        without: titles of tables that are left out.
     """
     said = "; ".join(f"{_plain(k)}: {_plain(v)}" for k, v in result.conditions.items())
     command = f"`outeffhop reproduce {result.name}`; " if result.name in NAMES else ""
-    tables = [table for table in result.tables if len(table.rows) * len(table.columns) <= _ENTRIES]
-    left = "" if len(tables) == len(result.tables) else "Longer tables are in the result file and the HTML report."
+    tables = [t for t in result.tables if len(t.rows) * len(t.columns) <= _ENTRIES and t.title not in without]
+    left = "" if len(tables) == len(result.tables) else "More tables are in the result file and the HTML report."
     parts = [
-        f"## {_plain(result.of)}",
+        f"## {_plain(title or result.of)}",
         f"{_plain(result.about)}",
         remark.strip(),
+        "<details markdown>\n<summary>Figures, tables and conditions</summary>",
         *(
             f"![{_plain(f.title)}]({folder}/{f.name}.png)\n\n*{_plain(f.title)}. {_plain(f.caption)}*"
             for f in result.figures
         ),
-        "<details markdown>\n<summary>Conditions and tables</summary>",
-        f"{command}{said}.",
         *map(_table, tables),
         left,
+        f"{command}{said}.",
         "</details>",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def claims_of(results: Mapping[str, Sequence[Result]]) -> str:
+def claims_of(results: Mapping[str, Result]) -> str:
     """Tables of the claims that can be judged, in two parts, with the verdict, numbers and seeds.
 
-    ``results`` are by the scale they are of. A claim judged at several scales is shown once, with the most seeds;
-    claims of one seed and claims that were not measured are only counted.
+    ``results`` are by the title of their section, to which a row links. A claim that several results judge is shown
+    once, with the most seeds; claims of one seed and claims that were not measured are only counted.
     """
-    best: dict[tuple[str, str], Verdict] = {}
-    order: dict[str, Result] = {}
-    for several in results.values():
-        for result in several:
-            order.setdefault(result.name, result)
-            for v in result.verdicts:
-                kept = best.get((result.name, v.claim))
-                if kept is None or (_weight(v) >= _weight(kept)):
-                    best[result.name, v.claim] = v
-    open_ = Counter("one seed" if v.seeds == 1 else "not measured" for v in best.values() if not _judged(v))
+    best: dict[tuple[str, str], tuple[str, Verdict]] = {}
+    for section, result in results.items():
+        for v in result.verdicts:
+            kept = best.get((result.name, v.claim))
+            if kept is None or _weight(v) > _weight(kept[1]):
+                best[result.name, v.claim] = (section, v)
+    open_ = Counter("one seed" if v.seeds == 1 else "not measured" for _, v in best.values() if not _judged(v))
     parts = []
-    for title, part in claim_groups(order.values()).items():
-        names = {result.name: result.of for result in part}
-        rows = [(names[n], v) for (n, _), v in best.items() if n in names and _judged(v)]
+    for title, group in claim_groups(results).items():
+        rows = [(section, v) for section, v in best.values() if section in group and _judged(v)]
         counts = Counter(str(v.verdict) for _, v in rows)
         said = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-        lines = ["| claim | verdict | numbers | seeds | of the paper |", "| --- | --- | --- | --- | --- |"]
-        for of, v in rows:
-            entries = (v.claim, v.verdict, v.numbers, "none" if v.seeds is None else v.seeds, of)
-            lines.append(f"| {' | '.join(map(_plain, entries))} |")
+        lines = ["| claim | verdict | numbers | seeds | from |", "| --- | --- | --- | --- | --- |"]
+        for section, v in rows:
+            of = results[section].of
+            entries = (v.claim, v.verdict, v.numbers, "none" if v.seeds is None else v.seeds)
+            lines.append(f"| {' | '.join(map(_plain, entries))} | [{_plain(of)}](#{_anchor(section)}) |")
         parts.append(f"### {title}\n\n{len(rows)} claims: {said}.\n\n" + "\n".join(lines))
     left = " and ".join(
         f"{count} with {word}" if word == "one seed" else f"{count} {word}" for word, count in open_.items()
     )
     return "\n\n".join(parts) + (f"\n\nNot in these tables: {left}.\n" if left else "\n")
+
+
+def _anchor(title: str) -> str:
+    """What a heading is linked by, on the site and on GitHub."""
+    return re.sub(r"[^\w\s-]", "", title).strip().lower().replace(" ", "-")
 
 
 def _judged(v: Verdict) -> bool:
@@ -94,10 +101,17 @@ def _table(table: Table) -> str:
         *(
             [_MARKS.get(marks.get((i, j), 0), "{}").format(_plain(entry_text(entry))) for j, entry in enumerate(row)]
             for i, row in enumerate(table.rows)
+            if _measured(table, row)
         ),
     ]
     rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"### {_plain(table.title)}\n\n" + (f"{_plain(table.note)}\n\n" if table.note else "") + rows
+
+
+def _measured(table: Table, row: Sequence[Any]) -> bool:
+    """Whether a row has numbers of ours, not only names and the paper's numbers."""
+    ours = [entry for column, entry in zip(table.columns, row, strict=True) if not column.startswith("paper: ")]
+    return None not in ours or any(not isinstance(entry, str) or not entry[:1].isalpha() for entry in ours if entry)
 
 
 def _plain(value: Any) -> str:
