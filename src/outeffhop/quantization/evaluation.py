@@ -31,6 +31,7 @@ def evaluate(
     *,
     calibration_batches: int = 16,
     fold: bool = False,
+    exclude: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> QuantizationReport:
     """What quantization costs a model.
@@ -46,6 +47,7 @@ def evaluate(
         seeds: how many (0, 1, …), or which.
         calibration_batches: how many batches each seed draws.
         fold: fold LayerNorms into the next layers first (``fold_layernorm``), using the first evaluation batch.
+        exclude: patterns of modules or quantizers that stay in floating point, as for ``simulate``.
         progress: called with a few words at the start of each step.
     """
     chosen = Scheme.parse(scheme)
@@ -74,7 +76,7 @@ def evaluate(
         for i, seed in enumerate(drawn):
             tell(f"calibration {i + 1} of {len(drawn)}")
             batches = calibration(seed) if callable(calibration) else _draw(calibration, calibration_batches, seed)
-            simulated = calibrated(rounded, batches, chosen)
+            simulated = calibrated(rounded, batches, chosen, exclude)
             tell(f"{chosen}, {i + 1} of {len(drawn)}")
             try:
                 for name, value in measure(simulated, evaluated).items():
@@ -102,9 +104,9 @@ def evaluate(
     )
 
 
-def calibrated(model: nn.Module, batches: Iterable[Batch], scheme: Scheme) -> nn.Module:
+def calibrated(model: nn.Module, batches: Iterable[Batch], scheme: Scheme, exclude: Sequence[str] = ()) -> nn.Module:
     """A frozen simulation of the model, its ranges from the batches."""
-    quantized = simulate(model, scheme)
+    quantized = simulate(model, scheme, exclude=exclude)
     with Calibration(quantized), torch.no_grad():
         for batch in batches:
             quantized(**to_device(batch, quantized))

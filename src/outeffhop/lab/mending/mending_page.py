@@ -8,22 +8,17 @@ from collections.abc import Callable
 from html import escape
 from statistics import fmean
 
+from outeffhop.lab.mending.measuring_models import MEASURED
 from outeffhop.lab.mending.mend_report import Measured, MendReport
 from outeffhop.lab.paper.drawing import logarithmic, new, png
 from outeffhop.lab.report.html import Section, page, table
 from outeffhop.lab.report.outliers_page import number
+from outeffhop.quantization import SCHEMES
 
 __all__ = ["cost_table", "mending_page"]
 
 # Okabe and Ito's palette, as in other figures
 _COLOURS = {"as it came": "#D55E00", "plain fine-tuning": "#E69F00", "mended": "#0072B2"}
-_SCHEMES = {
-    "paper": "W8A8 of everything, static per tensor",
-    "linear": "W8A8 of Linear layers, static per tensor",
-    "per-token": "W8A8 of Linear layers, dynamic per token",
-    "smoothquant": "W8A8 of Linear layers, SmoothQuant",
-    "fp8": "W8A8 of everything in 8-bit floating point, static per tensor",
-}
 _WORST = 12
 
 
@@ -69,9 +64,9 @@ def cost_table(report: MendReport) -> tuple[tuple[str, ...], list[tuple[str, ...
         full = [m.full[metric] for m in models.values()]
         if any(map(math.isfinite, full)):  # a model's SQNR against itself is not
             rows.append((f"{metric}, floating point", *map(_short, full)))
-        for scheme, words in _SCHEMES.items():
+        for scheme in MEASURED:
             found = [m.quantized[scheme].mean(metric) for m in models.values()]
-            rows.append((f"{metric}, {words}", *map(_short, found)))
+            rows.append((f"{metric}, {SCHEMES[scheme].words}", *map(_short, found)))
     return ("", *models), rows
 
 

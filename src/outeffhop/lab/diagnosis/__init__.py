@@ -1,0 +1,1 @@
+"""Diagnosis: a checkpoint's outliers, what 8 bits cost it, and what can be done."""
