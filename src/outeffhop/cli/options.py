@@ -18,11 +18,13 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from outeffhop.lab.diagnosis.checkpoint_config import CheckpointConfig
+from outeffhop.lab.diagnosis.diagnosis_config import DiagnosisConfig
 from outeffhop.lab.mending.mend_config import MendConfig
 from outeffhop.lab.training.config import DataConfig, RunConfig, TrainConfig, from_yaml
 
 __all__ = [
     "Data",
+    "Diagnose",
     "Doctor",
     "Evaluate",
     "Mend",
@@ -166,6 +168,29 @@ class Evaluate(Checkpoint):
 
     split: Literal["train", "validation", "test"] = "validation"
     out: _Out = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnose(Checkpoint, DiagnosisConfig):
+    """Say what 8 bits cost a checkpoint, why, and what to do.
+
+    Example: outeffhop diagnose CHECKPOINT
+
+    Attributes:
+        data: as for `outeffhop data`; by default the data of the run, else built-in text or images.
+        compare: another checkpoint, or the folder of its diagnosis, for the page to show beside this one.
+        out: folder for diagnosis.json and diagnosis.html; by default diagnosis/NAME.
+        batches: measure on at most this many batches.
+        calibration_batches: batches of training data that static ranges are found on.
+        int8: also export to OUT/int8 and run it (needs outeffhop[int8]).
+    """
+
+    compare: Annotated[str | None, arg(metavar="OTHER", help_behavior_hint="")] = None
+    out: _Out = None
+    batch_size: Annotated[int, arg(metavar="N")] = 4
+    batches: int | None = 2
+    calibration_batches: int = 2
+    int8: _Flag = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,11 @@ def load_gguf(file: Path, dtype: str | None = None) -> PreTrainedModel:
     require("gguf", "gguf")
     try:
         read: Any = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, local_files_only=True, dtype=getattr(torch, dtype or "float32")
+            file.parent,
+            gguf_file=file.name,
+            local_files_only=True,
+            trust_remote_code=False,
+            dtype=getattr(torch, dtype or "float32"),
         )
     except Exception as error:  # from a damaged file to an architecture that transformers does not read
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -157,7 +157,8 @@ def _of_gguf(file: Path) -> PreTrainedTokenizerFast:
     """The tokenizer in a GGUF file."""
     from transformers import AutoTokenizer
 
-    return _fast(AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True))
+    options = {"gguf_file": file.name, "local_files_only": True}
+    return _fast(AutoTokenizer.from_pretrained(str(file.parent), trust_remote_code=False, **options))
 
 
 def _fast(found: Any) -> PreTrainedTokenizerFast:
