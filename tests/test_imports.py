@@ -29,6 +29,7 @@ LAYERS = [
     ["lab/training"],
     ["lab/paper"],
     ["lab/report"],
+    ["lab/diagnosis"],
     ["lab/mending"],
     ["cli"],
     ["__main__"],

@@ -16,6 +16,7 @@ import wrapt
 if TYPE_CHECKING:
     from outeffhop import functional, lab, memory, methods, metrics, models, nn, ops, outliers, quantization
     from outeffhop.functional import softmax1, softmax_n
+    from outeffhop.lab.diagnosis import diagnose
     from outeffhop.lab.mending import mend
     from outeffhop.memory import HopfieldMemory
     from outeffhop.methods import Method
@@ -35,6 +36,7 @@ __all__ = [
     "convert",
     "from_config",
     "SinkSchedule",
+    "diagnose",
     "mend",
     "model_summary",
     "HopfieldMemory",
@@ -62,6 +64,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
         "ops": ["attention", "attention_varlen", "explain"],
         "memory": ["HopfieldMemory"],
         "nn": ["OutEffHop", "OutEffHopPooling", "OutEffHopLayer"],
+        "lab.diagnosis": ["diagnose"],
         "lab.mending": ["mend"],
         "models": ["convert", "from_config", "SinkSchedule", "model_summary"],
     },

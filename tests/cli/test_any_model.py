@@ -1,8 +1,10 @@
 """Every command serves any model of text or images that transformers has, or refuses it by name before any work."""
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
 import transformers
 from architectures import CAUSAL, CLASSIFIERS, EMBEDDING, MASKED, MODELS, SEQ2SEQ, SIDE, VOCAB, build
 
@@ -10,6 +12,8 @@ from outeffhop.cli import evaluate, outliers, quantize
 from outeffhop.cli.options import Evaluate, Outliers, Quantize
 from outeffhop.lab.data import prepare
 from outeffhop.lab.data.image_settings import image_fields
+from outeffhop.lab.diagnosis.checkpoint_config import CheckpointConfig
+from outeffhop.lab.diagnosis.opening import open_checkpoint
 from outeffhop.metrics import task_of
 from outeffhop.outliers import OutlierReport
 from outeffhop.quantization import QuantizationReport
@@ -20,7 +24,8 @@ METRIC = dict.fromkeys(("mlm", "clm", "seq2seq"), "perplexity") | {
     "embedding": "sqnr_db",
 }
 # without attention, or with attention that nothing can look into
-NO_HEADS = ("DebertaV2ForMaskedLM", "FalconForCausalLM", "BloomForCausalLM", "Gemma2ForCausalLM")
+NO_HEADS = ("DebertaV2ForMaskedLM", "FalconForCausalLM", "BloomForCausalLM")
+NO_SCORES = (*NO_HEADS, "Gemma2ForCausalLM")
 NO_ATTENTION = ("ConvNextForImageClassification", "ResNetForImageClassification")
 
 
@@ -78,7 +83,7 @@ def test_a_model_is_served(name, saved, tmp_path, capsys):
         assert next(iter(costs.quantized)) == METRIC[task]
         if task == "embedding":
             assert 5.0 < costs.quantized["sqnr_db"][0] < 80.0
-        if scheme == "paper" and name in NO_HEADS:
+        if scheme == "paper" and name in NO_SCORES:
             assert "attention that does not show its scores" in costs.floating.values()
     capsys.readouterr()
 
@@ -123,20 +128,105 @@ def test_images_as_the_checkpoint_wants_them(saved, tmp_path, capsys):
     capsys.readouterr()
 
 
+def _headless_t5():
+    return transformers.T5Model(transformers.T5Config(**SEQ2SEQ["T5ForConditionalGeneration"]))
+
+
+def _classifier(base, **changes):
+    kind = getattr(transformers, base)
+    config = {"GPT2": "GPT2LMHeadModel", "Llama": "LlamaForCausalLM", "Bart": "BartForConditionalGeneration"}
+    name = base.removesuffix("ForSequenceClassification")
+    return kind(kind.config_class(**MODELS[config[name]] | {"num_labels": 3} | changes))
+
+
+@pytest.mark.parametrize(
+    ("make", "tensors"),
+    [
+        (lambda: build("CLIPModel"), "vision_model.encoder.layers.1"),
+        (lambda: build("SiglipModel"), "text_model.encoder.layers.1"),
+        (_headless_t5, "decoder.block.1.layer.0.layer_norm"),
+        (lambda: _classifier("GPT2ForSequenceClassification", pad_token_id=None), "transformer.h.1"),
+        (lambda: _classifier("LlamaForSequenceClassification", pad_token_id=None), "model.layers.1"),
+        (lambda: _classifier("BartForSequenceClassification"), "model.decoder.layers.1"),
+    ],
+)
+def test_models_that_take_more_than_a_text(make, tensors, saved, tmp_path, capsys):
+    """Texts with images, the inputs of a decoder, classifiers without a token of padding or that read the end."""
+    torch.manual_seed(0)
+    fields = saved(make(), make.__name__)
+    outliers.run(Outliers(**fields, out=tmp_path))
+    assert tensors in {t.name for t in OutlierReport.load(tmp_path / "outliers.json").tensors}
+    quantize.run(Quantize(**fields, scheme="per-channel", calibration_batches=2, seeds=1, out=tmp_path))
+    report = QuantizationReport.load(tmp_path / "quantization.json")
+    assert (report.task, report.full["sqnr_db"]) == ("embedding", float("inf"))
+    assert 5.0 < report.quantized["sqnr_db"][0] < 80.0
+    capsys.readouterr()
+
+
+def test_images_for_a_model_of_texts_and_images(saved):
+    fields = saved(build("CLIPModel"))
+    for data, text in (("builtin:images", "builtin:text"), ("builtin:text", "builtin:text"), (None, "builtin:text")):
+        config = CheckpointConfig(checkpoint=fields["checkpoint"], data=data, length=32)
+        prepared = open_checkpoint(config, builtin=True)[2]
+        assert prepared.about["source"] == f"{text} with builtin:images"
+        assert set(prepared.eval_collate([prepared.test[0]])) == {"input_ids", "pixel_values"}
+
+
 def test_a_model_that_needs_more_is_refused_by_name(saved, tmp_path):
-    parts = {"text_config": EMBEDDING["CLIPTextModel"], "vision_config": EMBEDDING["CLIPVisionModel"]}
-    two = saved(transformers.CLIPModel(transformers.CLIPConfig(**parts)))
-    t5 = transformers.T5Model(transformers.T5Config(**SEQ2SEQ["T5ForConditionalGeneration"]))
-    for name, fields in {"CLIPModel": two, "T5Model": saved(t5)}.items():
-        with pytest.raises(ValueError, match=f"{name} of .* does not run on input_ids alone"):
-            outliers.run(Outliers(**fields, out=tmp_path / "out"))
+    fields = saved(build("WhisperForConditionalGeneration"))
+    with pytest.raises(ValueError, match="WhisperForConditionalGeneration takes input_features: only models of text"):
+        outliers.run(Outliers(**fields, out=tmp_path / "out"))
     fields = saved(build("ViTModel")) | {"data": "builtin:text"}
     with pytest.raises(ValueError, match="has text, but ViTModel takes pixel_values"):
         outliers.run(Outliers(**fields, out=tmp_path / "out"))
-    fields = saved(build("T5ForConditionalGeneration"))
-    with pytest.raises(ValueError, match="export_int8 does not serve"):
-        quantize.run(Quantize(**fields, int8=True, out=tmp_path / "out"))
+    for model in (build("T5ForConditionalGeneration"), _headless_t5()):
+        with pytest.raises(ValueError, match="export_int8 does not serve"):
+            quantize.run(Quantize(**saved(model), int8=True, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_the_task_by_flag(saved, tmp_path, capsys):
+    fields = saved(build("BertForMaskedLM"), "as-embedding")
+    quantize.run(Quantize(**fields, task="embedding", calibration_batches=2, seeds=1, out=tmp_path))
+    assert list(QuantizationReport.load(tmp_path / "quantization.json").full) == ["sqnr_db"]
+    with pytest.raises(ValueError, match=r"task='classification' needs images, but BertForMaskedLM takes text"):
+        evaluate.run(Evaluate(**fields, task="classification"))
+    with pytest.raises(ValueError, match="task='mln' is unknown; did you mean 'mlm'"):
+        evaluate.run(Evaluate(**fields, task="mln"))
+    with pytest.raises(ValueError, match=r"BertModel of .* does not run on input_ids, labels alone.*--task embedding"):
+        evaluate.run(Evaluate(**saved(build("BertModel")), task="mlm"))
+    many = saved(build("ViTForImageClassification", num_labels=3), "three-labels")
+    with pytest.raises(ValueError, match=r"num_labels=10, .* 3: they do not fit; --task embedding compares"):
+        outliers.run(Outliers(**many, out=tmp_path / "out"))
+    outliers.run(Outliers(**many, task="embedding", out=tmp_path))
+    capsys.readouterr()
+
+
+def test_a_tokenizer_without_a_mask(saved, tmp_path):
+    fields = saved(build("BertForMaskedLM"), "without-mask")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        file = Path(fields["checkpoint"]) / name
+        content = json.loads(file.read_text())
+        content.pop("mask_token", None)
+        content.pop("extra_special_tokens", None)
+        content["added_tokens"] = [t for t in content.get("added_tokens", []) if t["content"] != "<mask>"]
+        file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"no mask_token.*--tokenizer FOLDER.*--task embedding"):
+        outliers.run(Outliers(**fields, out=tmp_path / "out"))
+    outliers.run(Outliers(**fields, task="embedding", out=tmp_path))
+
+
+def test_the_dtype_by_flag(saved, tmp_path, capsys):
+    model = build("LlamaForCausalLM")
+    fields = saved(model.bfloat16(), "stored-in-bfloat16")
+    found = {}
+    for dtype in (None, "bfloat16", "float32"):
+        evaluate.run(Evaluate(**fields, dtype=dtype, out=tmp_path))
+        found[dtype] = json.loads((tmp_path / "evaluation.json").read_text())["metrics"]["loss"]
+    assert found[None] == found["bfloat16"] != found["float32"]
+    with pytest.raises(ValueError, match="dtype='float64' is unknown"):
+        evaluate.run(Evaluate(**fields, dtype="float64"))
+    capsys.readouterr()
 
 
 def test_pairs_of_different_lengths(saved, tmp_path, capsys):

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from outeffhop._io import to_plain, write_whole
-from outeffhop.cli.checkpoint_data import opened
 from outeffhop.cli.console import print_json, print_table
 from outeffhop.cli.options import Evaluate
 from outeffhop.lab.data import batches
+from outeffhop.lab.diagnosis.opening import open_checkpoint
 from outeffhop.metrics import metric_for
 from outeffhop.models.summary import running_method
 
@@ -20,11 +20,11 @@ _FILE = "evaluation.json"
 
 def run(options: Evaluate) -> None:
     """The task's metrics of a checkpoint on one split; written to ``out/evaluation.json`` if ``out`` is given."""
-    model, source, prepared = opened(options)
+    model, source, prepared = open_checkpoint(options, out=options.out)
     if prepared.task == "embedding":
         raise ValueError(
-            f"{type(model).__name__} has no head with a metric: use `outeffhop outliers`, or `outeffhop quantize`, "
-            "which compares its outputs before and after"
+            f"{type(model).__name__} has no head with a metric: use `outeffhop diagnose`, or `outeffhop quantize`, "
+            "which compare its outputs before and after"
         )
     samples = getattr(prepared, options.split)
     drawn = batches(samples, prepared.eval_collate, options.batch_size, limit=options.batches)

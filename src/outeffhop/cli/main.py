@@ -23,6 +23,7 @@ _COMMANDS: dict[str, tuple[type, str]] = {
     "resume": (options.Resume, "train:resume"),
     "runs": (options.Runs, "runs:run"),
     "evaluate": (options.Evaluate, "evaluate:run"),
+    "diagnose": (options.Diagnose, "diagnose:run"),
     "outliers": (options.Outliers, "outliers:run"),
     "quantize": (options.Quantize, "quantize:run"),
     "mend": (options.Mend, "mend:run"),

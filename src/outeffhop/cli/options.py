@@ -17,11 +17,14 @@ from typing import Annotated, Literal, TypeVar
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from outeffhop.lab.diagnosis.checkpoint_config import CheckpointConfig
+from outeffhop.lab.diagnosis.diagnosis_config import DiagnosisConfig
 from outeffhop.lab.mending.mend_config import MendConfig
 from outeffhop.lab.training.config import DataConfig, RunConfig, TrainConfig, from_yaml
 
 __all__ = [
     "Data",
+    "Diagnose",
     "Doctor",
     "Evaluate",
     "Mend",
@@ -130,27 +133,23 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(CheckpointConfig):
     """A checkpoint, and the data it is measured on.
 
     Attributes:
-        checkpoint: folder of a run or of a saved model.
-        data: as for `outeffhop data`; by default the data of the run.
-        batch_size: samples per batch.
-        batches: measure on at most this many batches; all by default.
-        length: text: tokens per sample; by default as in the run, or 128.
-        tokenizer: folder of the tokenizer, if the checkpoint has none.
-        device: cuda if available, otherwise cpu.
-        trust_remote_code: run Python files that come with the checkpoint.
         json: print JSON instead of tables.
     """
 
-    checkpoint: _Folder
+    checkpoint: Annotated[str, Positional, arg(metavar="CHECKPOINT")]
     data: _Spec = None
     batch_size: Annotated[int, arg(metavar="N")] = 32
     batches: _Count = None
     length: _Count = None
     tokenizer: _Path = None
+    task: _Text = None
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, arg(metavar="NAME", help_behavior_hint="")] = (
+        None
+    )
     device: _Text = None
     trust_remote_code: _Flag = False
     json: _Flag = False
@@ -169,6 +168,29 @@ class Evaluate(Checkpoint):
 
     split: Literal["train", "validation", "test"] = "validation"
     out: _Out = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnose(Checkpoint, DiagnosisConfig):
+    """Say what 8 bits cost a checkpoint, why, and what to do.
+
+    Example: outeffhop diagnose CHECKPOINT
+
+    Attributes:
+        data: as for `outeffhop data`; by default the data of the run, else built-in text or images.
+        compare: another checkpoint, or the folder of its diagnosis, for the page to show beside this one.
+        out: folder for diagnosis.json and diagnosis.html; by default diagnosis/NAME.
+        batches: measure on at most this many batches.
+        calibration_batches: batches of training data that static ranges are found on.
+        int8: also export to OUT/int8 and run it (needs outeffhop[int8]).
+    """
+
+    compare: Annotated[str | None, arg(metavar="OTHER", help_behavior_hint="")] = None
+    out: _Out = None
+    batch_size: Annotated[int, arg(metavar="N")] = 4
+    batches: int | None = 2
+    calibration_batches: int = 2
+    int8: _Flag = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,13 +224,14 @@ class Quantize(Checkpoint):
         calibration_batches: batches of training data for each seed.
         seeds: number of calibration draws; mean ± std.
         out: folder for quantization.json.
+        exclude: patterns of modules or tensors that stay in floating point, such as --exclude '*.layer.0.*'.
         fold_layernorm: fold the scale of LayerNorms into the next layers first.
         save: folder for a checkpoint to deploy (needs outeffhop[deploy]).
         int8: also export to OUT/int8 and run it (needs outeffhop[int8]).
     """
 
     bits: str = "W8A8"
-    scheme: Literal["paper", "linear", "per-token", "smoothquant", "fp8"] = "paper"
+    scheme: Literal["paper", "linear", "per-channel", "per-token", "smoothquant", "fp8"] = "paper"
     range: Annotated[
         Literal["running", "minmax", "percentile", "mse"] | None,
         arg(metavar="HOW", help_behavior_hint=""),
@@ -216,6 +239,7 @@ class Quantize(Checkpoint):
     calibration_batches: int = 16
     seeds: int = 3
     out: _Out = None
+    exclude: tuple[str, ...] = ()
     fold_layernorm: _Flag = False
     save: _Out = None
     int8: _Flag = False

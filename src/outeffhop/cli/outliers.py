@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from outeffhop._io import to_plain, write_whole
-from outeffhop.cli.checkpoint_data import opened
 from outeffhop.cli.console import print_json, print_table, progress
 from outeffhop.cli.options import Outliers
 from outeffhop.lab.data import batches
 from outeffhop.lab.data.tokenizer import marking_ids
+from outeffhop.lab.diagnosis.opening import open_checkpoint
 from outeffhop.lab.report.outliers_page import number, outlier_page, worst_tensors
 from outeffhop.outliers import OutlierReport, measure
 
@@ -20,9 +20,7 @@ _SHOWN = 10
 
 def run(options: Outliers) -> None:
     """Measures, and writes ``outliers.json`` and ``outliers.html`` once everything is done."""
-    model, source, prepared = opened(options)
-    if not len(prepared.validation):
-        raise ValueError(f"data={source.data!r} has no samples to measure on")
+    model, source, prepared = open_checkpoint(options, out=options.out)
     total = min(options.batches, -(-len(prepared.validation) // options.batch_size))
     drawn = batches(prepared.validation, prepared.eval_collate, options.batch_size, limit=options.batches)
     with progress(total) as tell:

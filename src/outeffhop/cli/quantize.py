@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from outeffhop.cli.checkpoint_data import opened
 from outeffhop.cli.console import print_json, print_table, progress
 from outeffhop.cli.options import Quantize
 from outeffhop.lab.data import batches
 from outeffhop.lab.data.samples import random_batches
+from outeffhop.lab.diagnosis.opening import open_checkpoint
 from outeffhop.lab.training import RunFolder
 from outeffhop.lab.training.card import write_card
 from outeffhop.metrics import metric_for
@@ -48,8 +48,8 @@ def run(options: Quantize) -> None:
     if options.save is not None:
         _check_save(options.save, scheme, options.fold_layernorm)
     counts = {"calibration_batches": options.calibration_batches, "seeds": options.seeds}
-    model, source, prepared = opened(options, **counts)
-    if options.int8 and prepared.task == "seq2seq":
+    model, source, prepared = open_checkpoint(options, counts, out=options.out)
+    if options.int8 and getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"int8: {type(model).__name__} has an encoder and a decoder, which export_int8 does not serve")
     stored = model.dtype
     if options.save is not None:
@@ -62,12 +62,20 @@ def run(options: Quantize) -> None:
 
     measured = list(batches(prepared.validation, prepared.eval_collate, size, limit=options.batches))
     if options.save is not None:
-        quantized: Any = calibrated(model, draw(0), scheme)  # as the first seed below
+        quantized: Any = calibrated(model, draw(0), scheme, options.exclude)  # as the first seed below
         save_compressed(quantized, options.save, tokenizer=prepared.tokenizer, dtype=stored)
     done = count()
     with progress(1 + 2 * seeds) as tell:
         report = evaluate(
-            model, draw, measured, scheme=scheme, seeds=seeds, fold=fold, progress=lambda text: tell(text, next(done))
+            model,
+            draw,
+            measured,
+            prepared.task,
+            scheme=scheme,
+            seeds=seeds,
+            fold=fold,
+            exclude=options.exclude,
+            progress=lambda text: tell(text, next(done)),
         )
     real = None
     if options.save is not None:
@@ -82,7 +90,7 @@ def run(options: Quantize) -> None:
             if fold:
                 model, _ = fold_layernorm(model, measured[0])
             with export_int8(model, draw(0), options.out / _INT8) as exported:
-                real = measure_int8(model, exported, measured)
+                real = measure_int8(model, exported, measured, metric_for(prepared.task, model))
             real.save(options.out / f"{_INT8}.json")
     if options.json:
         print_json({**json.loads(report.to_json()), **({} if real is None else {"int8": json.loads(real.to_json())})})

@@ -2,4 +2,6 @@
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["data", "training", "paper", "report", "mending"])
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__, ["data", "training", "paper", "report", "diagnosis", "mending"]
+)

@@ -1,4 +1,4 @@
-"""Loads a model from a checkpoint folder: local files and safetensors only, with an error for every fault."""
+"""Loads a model from a checkpoint: local safetensors or GGUF files only, with an error for every fault."""
 
 from __future__ import annotations
 
@@ -13,34 +13,47 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from outeffhop._io import read_json
-from outeffhop._naming import check_utf8
+from outeffhop._naming import check_utf8, known
+from outeffhop.models.gguf import is_gguf, load_gguf
 from outeffhop.models.remote_code import foreign_class, refuse_code
 from outeffhop.models.stanhop import StanhopForForecasting
 
-__all__ = ["load_checkpoint"]
+__all__ = ["DTYPES", "load_checkpoint"]
+
+DTYPES = ("float32", "bfloat16", "float16")
+"""What a model's weights can be loaded in, instead of what they are stored in."""
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TRUST = ": read it, and pass --trust-remote-code (trust_remote_code=True) if you trust it"
 
 
-def load_checkpoint(path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> PreTrainedModel:
-    """Loads the model that ``save_pretrained`` wrote to a folder, in evaluation mode.
+def load_checkpoint(
+    path: str | os.PathLike[str], *, dtype: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """Loads the model that ``save_pretrained`` wrote to a folder, or that of a GGUF file, in evaluation mode.
 
     Nothing is downloaded, no pickle is read, and no code of the checkpoint runs. A folder that is not a checkpoint, a
     damaged file, and weights that are missing or not finite raise a ValueError that names the fault.
 
     Args:
+        path: the folder or the GGUF file. The weights of a GGUF file become floating-point numbers again.
+        dtype: one of ``DTYPES``; by default what the weights are stored in, and float32 for GGUF.
         trust_remote_code: run the Python files in the folder that its config names; by default they are refused.
     """
+    if dtype is not None:
+        known("dtype", dtype, DTYPES)
     folder = Path(path)
+    if is_gguf(folder):
+        return load_gguf(folder, dtype)
     if not folder.is_dir():
         raise ValueError(f"checkpoint {str(folder)!r} is not a folder: give one that save_pretrained wrote")
     check_utf8("checkpoint", folder)
     tensors = _check_files(folder)
     kind: Any = _architecture(folder, trust_remote_code, tensors)
+    wanted = {} if dtype is None else {"dtype": getattr(torch, dtype)}
     try:
         model, info = kind.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, output_loading_info=True
+            folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **wanted
         )
     except Exception as error:  # a config that does not match its weights can fail anywhere in transformers
         raise ValueError(f"checkpoint {str(folder)!r} does not fit {kind.__name__}: {_first_line(error)}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -17,10 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from outeffhop.metrics import evaluating
 from outeffhop.models.hf_private import refuse_compiled
 from outeffhop.models.inspection import inspecting
+from outeffhop.models.recording import calls_of
 from outeffhop.models.summary import running_method
 from outeffhop.ops.call import Call
 from outeffhop.outliers.accumulate import TensorSums
-from outeffhop.outliers.heads import HeadSums, Tokens
+from outeffhop.outliers.heads import HeadSums, Tokens, shaped_as
 from outeffhop.outliers.moments import BatchStats, Scratch, batch_stats
 from outeffhop.outliers.outlier_report import OutlierReport
 from outeffhop.outliers.tensors import Pick, pick
@@ -120,6 +122,8 @@ class _Collector:
             stack.enter_context(torch.no_grad())
             if attention:
                 stack.enter_context(inspecting(self.model, watch=self._watch))
+                for name, module in _on_their_own(self.model).items():
+                    stack.callback(module.register_forward_hook(partial(self._returned, name)).remove)
             encoder = _encoder(self.model)
             if encoder is not None:
                 stack.callback(encoder.register_forward_pre_hook(lambda *_: self._turn(0)).remove)
@@ -171,6 +175,12 @@ class _Collector:
     def _watch(self, name: str, call: Call, lse: Tensor | None, weights: Tensor | None) -> None:
         self.heads.setdefault(name, HeadSums()).add(call, lse, weights, self._tokens)
 
+    def _returned(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        """The weights that a model's own attention returns, if it does."""
+        weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+        if isinstance(weights, Tensor) and weights.dim() == 4:
+            self._watch(name, shaped_as(weights), None, weights)
+
     def _read(self, inputs: dict[str, Any]) -> Tokens:
         wanted = getattr(self.model, "main_input_name", None)
         if wanted is not None and wanted not in inputs and "inputs_embeds" not in inputs:
@@ -187,6 +197,12 @@ class _Collector:
         if isinstance(ids, Tensor) and self.special:
             special = torch.isin(ids, torch.tensor(self.special, device=ids.device))
         return Tokens(first.shape[0], real, special)
+
+
+def _on_their_own(model: nn.Module) -> dict[str, nn.Module]:
+    """Attention modules whose softmax ours cannot compute, such as Gemma 2's, and which run their own."""
+    calls = {name: calls_of(module) for name, module in model.named_modules()}
+    return {name: model.get_submodule(name) for name, found in calls.items() if found is not None and found.unserved}
 
 
 def _real(mask: Any) -> Tensor | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from outeffhop.ops.call import Call
 from outeffhop.outliers.outlier_report import HeadStats
 
-__all__ = ["HeadSums", "Tokens"]
+__all__ = ["HeadSums", "Tokens", "shaped_as"]
 
 # Scores in memory at a time: a few megabytes, which fit into a CPU cache.
 _AT_A_TIME = 2**21
@@ -78,6 +78,12 @@ class HeadSums:
             return None
         first, special, no_op, largest = (tuple(row.tolist()) for row in self.sums / self.queries)
         return HeadStats(name, self.queries, first, special if self.knows_special else None, no_op, largest)
+
+
+def shaped_as(weights: Tensor) -> Call:
+    """A call of these weights' shape and nothing else, for attention that is not ours and shows its weights alone."""
+    query, key = weights[..., :0], weights.transpose(-2, -1)[..., :0]  # [B, H, Lq, 0], [B, H, Lk, 0]
+    return Call(query, key, key, None, 0.0, False, 1.0, -torch.inf, False, False)
 
 
 def _fitting(of_tokens: Tensor | None, call: Call, dim: int) -> Tensor | None:

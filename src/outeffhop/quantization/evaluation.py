@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from itertools import islice
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from outeffhop.quantization.quantization_report import QuantizationReport, Tenso
 from outeffhop.quantization.schemes import Scheme
 from outeffhop.quantization.simulation import Calibration, freeze, measuring, simulate, simulation_of
 
-__all__ = ["evaluate", "calibrated"]
+__all__ = ["evaluate", "calibrated", "worst_rounded"]
 
 _WORST = 20  # how many of the worst-rounded tensors are reported
 
@@ -31,6 +32,7 @@ def evaluate(
     *,
     calibration_batches: int = 16,
     fold: bool = False,
+    exclude: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> QuantizationReport:
     """What quantization costs a model.
@@ -46,6 +48,7 @@ def evaluate(
         seeds: how many (0, 1, …), or which.
         calibration_batches: how many batches each seed draws.
         fold: fold LayerNorms into the next layers first (``fold_layernorm``), using the first evaluation batch.
+        exclude: patterns of modules or quantizers that stay in floating point, as for ``simulate``.
         progress: called with a few words at the start of each step.
     """
     chosen = Scheme.parse(scheme)
@@ -74,7 +77,7 @@ def evaluate(
         for i, seed in enumerate(drawn):
             tell(f"calibration {i + 1} of {len(drawn)}")
             batches = calibration(seed) if callable(calibration) else _draw(calibration, calibration_batches, seed)
-            simulated = calibrated(rounded, batches, chosen)
+            simulated = calibrated(rounded, batches, chosen, exclude)
             tell(f"{chosen}, {i + 1} of {len(drawn)}")
             try:
                 for name, value in measure(simulated, evaluated).items():
@@ -83,7 +86,7 @@ def evaluate(
                 simulation_of(simulated).rest()
             if i == 0:
                 count = len(batches)
-                blamed = _worst(rounded, simulated, first)
+                blamed = worst_rounded(rounded, simulated, first)
                 floating = quantization_map(simulated).floating
     return QuantizationReport(
         model=type(model).__name__,
@@ -102,9 +105,11 @@ def evaluate(
     )
 
 
-def calibrated(model: nn.Module, batches: Iterable[Batch], scheme: Scheme) -> nn.Module:
+def calibrated(model: nn.Module, batches: Iterable[Batch], scheme: Scheme, exclude: Sequence[str] = ()) -> nn.Module:
     """A frozen simulation of the model, its ranges from the batches."""
-    quantized = simulate(model, scheme)
+    quantized = simulate(model, scheme, exclude=exclude)
+    if scheme.dynamic:  # tokens find their own ranges: one batch shows where the quantizers are
+        batches = islice(batches, 1)
     with Calibration(quantized), torch.no_grad():
         for batch in batches:
             quantized(**to_device(batch, quantized))
@@ -117,8 +122,10 @@ def _draw(batches: Sequence[Batch], count: int, seed: int) -> list[Batch]:
 
 
 @torch.no_grad()
-def _worst(model: nn.Module, quantized: nn.Module, batch: Batch) -> tuple[TensorError, ...]:
-    """The tensors that rounding hurts most: activations on one batch, and weights."""
+def worst_rounded(
+    model: nn.Module, quantized: nn.Module, batch: Batch, count: int | None = _WORST
+) -> tuple[TensorError, ...]:
+    """The tensors that rounding hurts most: activations on one batch, and weights; all of them for ``count`` None."""
     points = simulation_of(quantized).points
     with measuring(quantized) as found:
         quantized(**to_device(batch, quantized))
@@ -127,7 +134,7 @@ def _worst(model: nn.Module, quantized: nn.Module, batch: Batch) -> tuple[Tensor
         found[name] = Power().add(model.get_parameter(place), quantized.get_parameter(place))
     ranked = sorted(found.items(), key=lambda item: item[1].typical_db)
     rows = []
-    for name, power in ranked[:_WORST]:
+    for name, power in ranked[:count]:
         grid = points[name].grid
         low, high = (None, None) if grid is None else grid.range
         rows.append(

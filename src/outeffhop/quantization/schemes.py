@@ -81,6 +81,22 @@ class Scheme:
         cache = "" if self.kv_bits is None else f"KV{self.kv_bits}"
         return f"W{self.weights.bits}A{self.activations.bits}{cache}"
 
+    @property
+    def words(self) -> str:
+        """What is rounded, and how: "W8A8 of Linear layers, static per tensor"."""
+        where = "everything" if self.placement == "paper" else "Linear layers"
+        if self.floating:
+            where += f" in {self.weights.bits}-bit floating point"
+        if self.alpha is not None:
+            how = "SmoothQuant"
+        elif self.dynamic:
+            how = "dynamic per token"
+        elif self.weights.granularity == "channel":
+            how = "static, weights per channel"
+        else:
+            how = "static per tensor"
+        return f"{self.bits} of {where}, {how}"
+
     def __str__(self) -> str:
         return f"{self.bits} {self.name}"
 
@@ -115,6 +131,7 @@ class Scheme:
 
 _BITS = re.compile(r"[wW](\d+)[aA](\d+)(?:[kK][vV](\d+))?")
 _WEIGHTS = Uniform(symmetric=True)
+_WEIGHT_ROWS = Uniform(symmetric=True, granularity="channel")
 _ACTIVATIONS = Uniform()
 
 SCHEMES: dict[str, Scheme] = {
@@ -122,9 +139,11 @@ SCHEMES: dict[str, Scheme] = {
     "paper": Scheme("paper", _WEIGHTS, _ACTIVATIONS),
     # the same quantizers, only on Linear inputs and weights
     "linear": Scheme("linear", _WEIGHTS, _ACTIVATIONS, placement="linear"),
+    # a grid for each row of weights, as most programs that run int8 have; activations stay static, per tensor
+    "per-channel": Scheme("per-channel", _WEIGHT_ROWS, _ACTIVATIONS, placement="linear"),
     "per-token": Scheme(
         "per-token",
-        Uniform(symmetric=True, granularity="channel"),
+        _WEIGHT_ROWS,
         Uniform(granularity="token"),
         placement="linear",
     ),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from difflib import get_close_matches
@@ -49,7 +49,8 @@ def simulate(model: Model, scheme: str | Scheme = "W8A8", *, exclude: Sequence[s
         model: any model; it is not changed.
         scheme: "W8A8", "W4A8 per-token", "smoothquant", … or a ``Scheme``.
         exclude: patterns of modules ("*.layer.0.*") or quantizers ("*/scores") left in floating point; one that
-            matches nothing is an error, here or, for quantizers, in ``freeze``.
+            matches nothing is an error, here or, for quantizers, in ``freeze``. A tensor whose quantizer is left out
+            is not rounded by the modules that read it either.
     """
     refuse_compiled(model)
     if hasattr(model, _NAME):
@@ -150,6 +151,7 @@ class Simulation:
         self._in_attention = self._at_work = False
         self._left_out: set[str] = set()
         self._batches = 0  # how many the model has begun
+        self.passing: Collection[str] = ()  # quantizers that let their tensors pass for now, see ``leaving``
 
     def attach(self, model: nn.Module) -> None:
         for name, module in model.named_modules():
@@ -294,8 +296,8 @@ class Simulation:
 
     def _quantize(self, module: str, what: str, x: Tensor) -> Tensor:
         name = f"{module}/{what}"
-        if self._excludes(name):
-            return x
+        if self._excludes(name) or (self.state == "frozen" and name in self.passing):
+            return on_grid(x.view_as(x))  # nor may the module that reads it round it
         self._at_work = True
         try:
             point = self.points.get(name)

@@ -22,11 +22,11 @@ from transformers import (
 import outeffhop
 from outeffhop.lab.data import batches, prepare
 from outeffhop.lab.mending import MendConfig, MendReport, mend, mending_page, resume_mending
+from outeffhop.lab.mending.measuring_models import MEASURED
 from outeffhop.lab.mending.mend_config import from_mend_yaml, to_mend_yaml
 from outeffhop.metrics import metric_for
 from outeffhop.models import model_summary
 from outeffhop.outliers import measure
-from outeffhop.quantization import SCHEMES
 
 
 def contents(folder):
@@ -65,7 +65,7 @@ def test_its_numbers_are_those_of_the_saved_model(mended):
     drawn = list(batches(data.validation, data.eval_collate, 4, limit=2))
     assert metric_for("clm")(model, drawn) == pytest.approx(report.after.full, rel=1e-6)
     assert measure(model, drawn).max_inf_norm == pytest.approx(report.after.outliers.max_inf_norm, rel=1e-6)
-    assert report.after.quantized.keys() == SCHEMES.keys()
+    assert report.after.quantized.keys() == set(MEASURED)
 
 
 def test_vanilla_keeps_the_architecture(mended, checkpoint):

@@ -42,7 +42,10 @@ class MaskedBatch:
         if not 0.0 < probability <= 1.0:
             raise ValueError(f"mask_probability={probability}: must be in (0, 1]")
         if tokenizer.mask_token_id is None:
-            raise ValueError("the tokenizer has no mask_token, which task 'mlm' needs: set one, or use task 'clm'")
+            raise ValueError(
+                "the tokenizer has no mask_token, which task 'mlm' needs: give one that has (--tokenizer FOLDER), or "
+                "compare the outputs alone (--task embedding)"
+            )
         self.probability, self.seed, self.epoch = probability, seed, epoch
         self.mask_id = tokenizer.mask_token_id
         self.special = np.ones(ids_of(tokenizer), bool)  # ids without a token are not inserted either

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from os.path import expanduser
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from outeffhop._naming import require
 from outeffhop.lab.data.corpus import Corpus, pieces
 from outeffhop.lab.data.disk_cache import DiskCache
 from outeffhop.lab.data.hub import tokenizer_files
@@ -76,19 +77,23 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
-    """Loads a tokenizer from a local folder, or that of a model of the Hugging Face hub (``hub:NAME``).
+    """Loads a tokenizer from a local folder, a GGUF file, or a model of the Hugging Face hub (``hub:NAME``).
 
     The folder contains a tokenizer saved by transformers, or only the vocabulary of BERT (vocab.txt), of GPT-2, or of
     RoBERTa and OPT (vocab.json and merges.txt). A vocabulary with <s> is that of RoBERTa and OPT; as in OPT, documents
     begin and end with </s>.
     """
+    from outeffhop.models.gguf import is_gguf
     from outeffhop.models.remote_code import refuse_code
 
     if str(folder).startswith("hub:"):
         folder = tokenizer_files(str(folder))
     path = Path(expanduser(folder))
     names = {p.name for p in path.iterdir()} if path.is_dir() else set()
-    if names & {"tokenizer.json", "tokenizer_config.json"}:
+    if is_gguf(path):
+        require("gguf", "gguf")
+        read: Callable[[Path], PreTrainedTokenizerFast] = _of_gguf
+    elif names & {"tokenizer.json", "tokenizer_config.json"}:
         refuse_code(path / "tokenizer_config.json", remedy=": give a folder with a plain tokenizer.json")
         read = _saved
     elif "vocab.txt" in names:
@@ -145,7 +150,18 @@ def _saved(folder: Path) -> PreTrainedTokenizerFast:
     """A tokenizer saved by transformers."""
     from transformers import AutoTokenizer
 
-    found: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    return _fast(AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False))
+
+
+def _of_gguf(file: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer in a GGUF file."""
+    from transformers import AutoTokenizer
+
+    options = {"gguf_file": file.name, "local_files_only": True}
+    return _fast(AutoTokenizer.from_pretrained(str(file.parent), trust_remote_code=False, **options))
+
+
+def _fast(found: Any) -> PreTrainedTokenizerFast:
     if not getattr(found, "is_fast", False):
         raise ValueError("it has no fast form: save it with a tokenizer.json")
     return found  # type: ignore[no-any-return]

@@ -15,15 +15,18 @@ from outeffhop.lab.mending.mend_report import Measured
 from outeffhop.lab.training.imitation import Teacher
 from outeffhop.metrics import metric_for
 from outeffhop.outliers import measure
-from outeffhop.quantization import SCHEMES, evaluate
+from outeffhop.quantization import evaluate
 
-__all__ = ["measured"]
+__all__ = ["MEASURED", "measured"]
+
+MEASURED = ("paper", "linear", "per-token", "smoothquant", "fp8")
+"""The schemes that a mending measures, before and after."""
 
 
 def measured(
     model: Any, prepared: Prepared, config: MendConfig, original: Teacher | None, tell: Callable[[str], None]
 ) -> Measured:
-    """The outliers of a model, and its metrics in floating point and in W8A8 by every scheme.
+    """The outliers of a model, and its metrics in floating point and in W8A8 by the schemes of ``MEASURED``.
 
     Args:
         original: for a model without a head: the model as it came, which it should resemble.
@@ -33,7 +36,7 @@ def measured(
     outliers = measure(model, evaluation, special_ids=marking_ids(prepared.tokenizer))
     metric = None if original is None else _resembles(model, original)
     quantized = {}
-    for name in SCHEMES:
+    for name in MEASURED:
         tell(f"W8A8 {name}")
         quantized[name] = evaluate(
             model,

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Callable
 from html import escape
-from statistics import fmean
 
+from outeffhop.lab.mending.measuring_models import MEASURED
 from outeffhop.lab.mending.mend_report import Measured, MendReport
-from outeffhop.lab.paper.drawing import logarithmic, new, png
+from outeffhop.lab.report.by_layer import COLOURS, FIRST_TOKEN, by_layer, first_token_by_layer, largest_by_layer
 from outeffhop.lab.report.html import Section, page, table
 from outeffhop.lab.report.outliers_page import number
+from outeffhop.quantization import SCHEMES
 
 __all__ = ["cost_table", "mending_page"]
 
-# Okabe and Ito's palette, as in other figures
-_COLOURS = {"as it came": "#D55E00", "plain fine-tuning": "#E69F00", "mended": "#0072B2"}
-_SCHEMES = {
-    "paper": "W8A8 of everything, static per tensor",
-    "linear": "W8A8 of Linear layers, static per tensor",
-    "per-token": "W8A8 of Linear layers, dynamic per token",
-    "smoothquant": "W8A8 of Linear layers, SmoothQuant",
-    "fp8": "W8A8 of everything in 8-bit floating point, static per tensor",
-}
+_COLOURS = {"as it came": COLOURS[0], "plain fine-tuning": COLOURS[2], "mended": COLOURS[1]}
 _WORST = 12
 
 
@@ -40,14 +32,14 @@ def mending_page(report: MendReport) -> str:
         ),
         Section(
             "Outliers by layer",
-            _figure(report, "inf norm", lambda m: _by_layer(m, "inf_norm"))
-            + _figure(report, "kurtosis", lambda m: _by_layer(m, "kurtosis")),
+            _figure(report, "inf norm", lambda m: largest_by_layer(m.outliers, "inf_norm"))
+            + _figure(report, "kurtosis", lambda m: largest_by_layer(m.outliers, "kurtosis")),
             "The largest of the measured tensors of each layer; the inf norm is max |x| of a sample, averaged over "
             "samples. A Gaussian has kurtosis 3.",
         ),
         Section(
             "Attention on the first token",
-            _figure(report, "attention on the first token", _first_token, is_share=True),
+            _figure(report, FIRST_TOKEN, lambda m: first_token_by_layer(m.outliers), is_share=True),
             "The mean over the heads of a layer. Heads with nothing to do park their attention there.",
         ),
         Section(
@@ -69,9 +61,9 @@ def cost_table(report: MendReport) -> tuple[tuple[str, ...], list[tuple[str, ...
         full = [m.full[metric] for m in models.values()]
         if any(map(math.isfinite, full)):  # a model's SQNR against itself is not
             rows.append((f"{metric}, floating point", *map(_short, full)))
-        for scheme, words in _SCHEMES.items():
+        for scheme in MEASURED:
             found = [m.quantized[scheme].mean(metric) for m in models.values()]
-            rows.append((f"{metric}, {words}", *map(_short, found)))
+            rows.append((f"{metric}, {SCHEMES[scheme].words}", *map(_short, found)))
     return ("", *models), rows
 
 
@@ -106,39 +98,9 @@ def _pair(before: float, after: float) -> str:
     return f"{_short(before)} → {_short(after)}"
 
 
-def _by_layer(model: Measured, field: str) -> list[float]:
-    """The largest value of the tensors of each layer, in the order of the layers."""
-    layers: dict[tuple[str, int], float] = {}
-    for tensor in model.outliers.tensors:
-        stack, layer, _ = tensor.place
-        value = getattr(tensor, field)
-        if layer is not None and value is not None:
-            layers[stack, layer] = max(layers.get((stack, layer), 0.0), value)
-    return list(layers.values())
-
-
-def _first_token(model: Measured) -> list[float]:
-    return [fmean(heads.first_token) for heads in model.outliers.attention]
-
-
 def _figure(report: MendReport, title: str, values: Callable[[Measured], list[float]], is_share: bool = False) -> str:
-    """A line for each model, as a PNG inside the page."""
-    lines = {name: values(model) for name, model in report.columns.items()}
-    if not any(lines.values()):
-        return ""
-    figure, axis = new(8.0, 3.0)
-    for name, line in lines.items():
-        axis.plot(range(len(line)), line, color=_COLOURS[name], label=name, marker="o", markersize=3)
-    axis.set_xlabel("layer")
-    axis.set_ylabel(title)
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    if is_share:
-        axis.set_ylim(0.0, 1.0)
-    else:
-        logarithmic(axis, "y")
-    axis.legend(frameon=False)
-    data = base64.b64encode(png(figure)).decode()
-    return f'<figure><img alt="{escape(title)} by layer" src="data:image/png;base64,{data}"></figure>'
+    lines = {name: (values(model), _COLOURS[name]) for name, model in report.columns.items()}
+    return by_layer(title, lines, is_share=is_share)
 
 
 def _blamed(report: MendReport) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

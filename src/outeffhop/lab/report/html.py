@@ -71,6 +71,12 @@ figure { margin: 1rem 0; }
 figure img { display: block; width: 100%; max-width: 60rem; height: auto; background: #fff; padding: .5rem;
   border-radius: .5rem; }
 figcaption { color: var(--soft); font-size: .85rem; margin-top: .3rem; max-width: 48rem; }
+pre { background: var(--card); border-radius: .4rem; padding: .5rem .7rem; margin: .3rem 0 .9rem; font-size: .85rem;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
+.advice li { margin: .5rem 0; max-width: 60rem; overflow-wrap: anywhere; }
+table.costs td { text-align: left; }
+table.costs th { text-align: left; }
+table.costs td:first-child { white-space: normal; min-width: 9rem; max-width: 26rem; overflow-wrap: anywhere; }
 .conditions { color: var(--soft); font-size: .85rem; overflow-wrap: anywhere; }
 .conditions b { color: var(--text); font-weight: 600; }
 @media print {

@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from html import escape
+from types import MappingProxyType
 
 from outeffhop.lab.report.heat_map import heat_map
 from outeffhop.lab.report.html import Section, page, table
 from outeffhop.outliers.outlier_report import HeadStats, OutlierReport, TensorStats
 
-__all__ = ["number", "outlier_page", "worst_tensors"]
+__all__ = ["number", "outlier_page", "outlier_sections", "worst_tensors"]
 
 _KEPT = 20
 
 
 def outlier_page(report: OutlierReport, about: str = "") -> str:
     """The report as one HTML file. ``about`` says what was measured, and on which data."""
-    sections = [
+    return page(f"Outliers of {report.model}, {report.method}", outlier_sections(report), _head(report, about))
+
+
+def outlier_sections(report: OutlierReport, tokens: Mapping[str, str] = MappingProxyType({})) -> list[Section]:
+    """The worst tensors, the maps of layers and the maps of heads.
+
+    Args:
+        tokens: tensor → the token that its largest value is at, in words.
+    """
+    told = " The last column names the token of the largest value." if tokens else ""
+    return [
         Section(
             "Worst tensors",
-            table(*worst_tensors(report, _KEPT)),
-            "The largest inf norms, and the channels with the most values beyond 6σ from their sample's mean.",
+            table(*worst_tensors(report, _KEPT, tokens)),
+            f"The largest inf norms, and the channels with the most values beyond 6σ from their sample's mean.{told}",
         ),
         *_tensor_maps(report),
         *_head_maps(report),
     ]
-    return page(f"Outliers of {report.model}, {report.method}", sections, _head(report, about))
 
 
-def worst_tensors(report: OutlierReport, k: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def worst_tensors(
+    report: OutlierReport, k: int, tokens: Mapping[str, str] = MappingProxyType({})
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The worst tensors as text: columns and rows."""
-    columns = ("tensor", "inf norm", "max |x|", "kurtosis", "per token", "beyond 6σ", "channels")
+    columns: tuple[str, ...] = ("tensor", "inf norm", "max |x|", "kurtosis", "per token", "beyond 6σ", "channels")
     rows = [
         (
             row["tensor"],
@@ -40,11 +53,13 @@ def worst_tensors(report: OutlierReport, k: int) -> tuple[tuple[str, ...], list[
             number(row["token_kurtosis"]),
             f"{row['outliers']} ({100 * row['share']:.2g}%)",
             ", ".join(map(str, row["channels"])),
+            *([tokens.get(row["tensor"], "")] if tokens else []),
             *([str(row["non_finite"])] if report.non_finite else []),
         )
         for row in report.table(k)
     ]
-    return (*columns, "not finite") if report.non_finite else columns, rows
+    columns += (("token",) if tokens else ()) + (("not finite",) if report.non_finite else ())
+    return columns, rows
 
 
 def number(value: float | None) -> str:

@@ -1,0 +1,60 @@
+"""``outeffhop diagnose``: what 8 bits cost a checkpoint, why, and what to do, as tables, as JSON and as a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import count
+from pathlib import Path
+
+from outeffhop.cli.console import print_json, print_table, progress
+from outeffhop.cli.options import Diagnose
+from outeffhop.lab.diagnosis.diagnosing import FILE, OTHER, PAGE, run_diagnosis
+from outeffhop.lab.diagnosis.diagnosis_config import DiagnosisConfig
+from outeffhop.lab.diagnosis.diagnosis_page import about, blamed, costs, left_out, parked
+from outeffhop.lab.diagnosis.diagnosis_report import DiagnosisReport
+from outeffhop.lab.diagnosis.opening import name_of
+from outeffhop.lab.report.outliers_page import worst_tensors
+from outeffhop.quantization import SCHEMES
+
+__all__ = ["run"]
+
+_SHOWN = 5
+_STEPS = 5 + 2 * len(SCHEMES)  # about: those to blame and a comparison come on top
+
+
+def run(options: Diagnose) -> None:
+    """Diagnoses, and writes ``diagnosis.json`` and ``diagnosis.html`` once everything is done."""
+    config = DiagnosisConfig(**{f.name: getattr(options, f.name) for f in dataclasses.fields(DiagnosisConfig)})
+    out = options.out or Path("diagnosis") / name_of(options.checkpoint)
+    done = count()
+    with progress(_STEPS) as tell:
+        report, other = run_diagnosis(config, options.compare, out, progress=lambda text: tell(text, next(done)))
+    if options.json:
+        print_json(json.loads(report.to_json()))
+        return
+    _show(report)
+    if other is not None:
+        print()
+        _show(other)
+    also = f", {out / OTHER}" if other is not None else ""
+    print(f"written to {out / PAGE} and {out / FILE}{also}")
+
+
+def _show(report: DiagnosisReport) -> None:
+    print(f"{report.checkpoint}: {about(report)}")
+    print_table("What 8 bits cost", *costs(report))
+    for each in report.culprits:
+        columns, rows = blamed(each)
+        title = f"Who is to blame: {SCHEMES[each.scheme].words}, {each.among} {each.units}"
+        print_table(title, columns, rows[:_SHOWN])
+        print_table("", *left_out(each))
+    print_table("Worst tensors", *worst_tensors(report.outliers, _SHOWN, report.tokens))
+    print(f"Heads that do little but attend to the first or special tokens: {parked(report) or 'unknown'}")
+    for tensor, found in report.outliers.non_finite.items():
+        print(f"NOT FINITE: {found} values of {tensor}")
+    print("What to do")
+    for i, advice in enumerate(report.advice, 1):
+        print(f"  {i}. {advice.text}")
+        if advice.command is not None:
+            print(f"     {advice.command}")
