@@ -152,8 +152,9 @@ def hanging(out, numbers, workers=1):
     """A process that measures until it hangs at these numbers, and the processes that hang."""
     (out / "hang").write_text(numbers)
     code = (
-        "from pathlib import Path; from squares_experiment import EXPERIMENT; from outeffhop.lab.paper import Settings, "
-        f"run; run(EXPERIMENT, Settings(out=Path({str(out)!r}), workers={workers}))"
+        "from pathlib import Path; from squares_experiment import EXPERIMENT; "
+        "from outeffhop.lab.paper import Settings, run; "
+        f"run(EXPERIMENT, Settings(out=Path({str(out)!r}), workers={workers}))"
     )
     begun = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, start_new_session=True)
     marks = [out / f"square-{number}.pid" for number in numbers]
