@@ -40,8 +40,7 @@ FIGURES = [
     Figure(
         "losses",
         "Perplexity, and what rounding adds to it",
-        f"Shaded: within {100 * EQUAL:g} % of the best perplexity, which counts as equal. Hollow: LayerNorms "
-        "folded into the next layers. The losses are on a logarithmic scale.",
+        f"Shaded: within {100 * EQUAL:g} % of the best perplexity, which counts as equal. Hollow: folded LayerNorms.",
     )
 ]
 
@@ -120,8 +119,7 @@ def _losses(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
         ["method", *names],
         rows,
         dict.fromkeys(names, "low"),
-        note="Loss: by how much rounding weights and activations raises the perplexity. Folded: the scale and shift of "
-        "LayerNorms are moved into the next layers first.",
+        note="Loss: by how much rounding raises the perplexity. Folded: LayerNorms are folded into the next layers.",
     )
 
 
