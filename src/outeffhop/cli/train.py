@@ -97,7 +97,7 @@ def _show(result: Result, out: str, as_json: bool) -> None:
     best = "" if result.best_step is None else f"; the best was step {result.best_step}"
     title = f"{out} after {result.steps} steps{', stopped early' if result.stopped_early else ''}{best}"
     print_table(title, ("metric", "validation"), [(k, f"{v:.4g}") for k, v in values.items()])
-    print(f"The model is in {Path(out) / 'model'}; next: outeffhop outliers {out} --out {out}/report")
+    print(f"The model is in {Path(out) / 'model'}; next: outeffhop diagnose {out}")
 
 
 def _duration(seconds: float) -> str:
