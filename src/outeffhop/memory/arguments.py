@@ -43,19 +43,19 @@ def check_values(values: Tensor | None, patterns: Tensor) -> Tensor | None:
     return values.detach()
 
 
-def check_queries(x: Tensor, patterns: Tensor) -> Tensor:
+def check_queries(x: Tensor, patterns: Tensor, name: str = "x") -> Tensor:
     """[..., d] of the memory's size, dtype and device."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"x is a {type(x).__name__}: expected a tensor [..., {patterns.shape[1]}]")
+        raise TypeError(f"{name} is a {type(x).__name__}: expected a tensor [..., {patterns.shape[1]}]")
     if x.dim() == 0 or x.shape[-1] != patterns.shape[1]:
         raise ValueError(
-            f"x has shape {tuple(x.shape)} and the patterns have size {patterns.shape[1]}: "
+            f"{name} has shape {tuple(x.shape)} and the patterns have size {patterns.shape[1]}: "
             f"expected [..., {patterns.shape[1]}]"
         )
     if x.dtype != patterns.dtype:
-        raise TypeError(f"x has dtype {x.dtype} and the memory {patterns.dtype}: convert one with .to()")
+        raise TypeError(f"{name} has dtype {x.dtype} and the memory {patterns.dtype}: convert one with .to()")
     if x.device != patterns.device:
-        raise ValueError(f"x is on {x.device} and the memory on {patterns.device}: move one with .to()")
+        raise ValueError(f"{name} is on {x.device} and the memory on {patterns.device}: move one with .to()")
     return x
 
 
