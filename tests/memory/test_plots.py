@@ -36,8 +36,8 @@ def test_panels_share_a_scale_and_a_legend_that_names_every_mark():
     }
     panels = plot_energy(memories, QUERIES)
     assert [axes.get_title() for axes in panels] == ["dense", "no-op"]
-    ways = ["its updates, to patterns", "no-op point", "no-op region", "its updates, to nothing"]
-    assert legend(panels) == ["pattern", "query", *ways]
+    paths = ["its updates, to patterns", "its updates, to nothing"]
+    assert legend(panels) == ["pattern", "no-op point", "no-op region", "query", *paths]
     # the dense memory answers both with patterns, the other one with nothing to the second
     assert [len(lines(axes, NOTHING)) for axes in panels] == [0, 1]
     (path,) = lines(panels[1], NOTHING)

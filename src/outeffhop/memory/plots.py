@@ -54,7 +54,7 @@ def plot_energy(
         highest: the top of the colour scale, as an energy above the minimum; by default 85 % of the picture lie
             below it.
         columns: panels in a row.
-        figure: an empty figure to draw into, which should have ``layout="constrained"``.
+        figure: an empty figure to draw into, which should have ``layout="compressed"``.
     """
     memories = memory if isinstance(memory, Mapping) else {f"{_checked(memory).method}, β = {memory.beta:g}": memory}
     frames = {title: _Frame(_checked(each), plane) for title, each in memories.items()}
@@ -71,7 +71,7 @@ def plot_energy(
 
     columns = min(columns, len(frames))
     rows = -(-len(frames) // columns)
-    figure = _figure(figure, max(3.0 * columns + 0.6, 5.0), (4.2 if columns == 1 else 3.2) * rows + 0.8)
+    figure = _figure(figure, max(3.0 * columns + 0.6, 5.0), (4.2 if columns == 1 else 3.0) * rows + 1.2)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     marks: dict[str, Any] = {}
     for axes, (title, frame), height in zip(panels.flat, frames.items(), heights, strict=False):
@@ -90,7 +90,7 @@ def plot_energy(
         side.set_major_locator(_few_ticks())
     bar = figure.colorbar(surface, ax=panels, shrink=0.8, pad=0.02, spacing="proportional", ticks=_few_ticks())
     bar.set_label("energy above its minimum")
-    order = ("pattern", *_QUERIES, _PATHS[False], "no-op point", "no-op region", _PATHS[True])
+    order = ("pattern", "no-op point", "no-op region", *_QUERIES, *_PATHS.values())
     _legend(figure, {name: marks[name] for name in order if name in marks}, 2 if columns == 1 else 3)
     return list(panels.flat[: len(frames)])
 
@@ -105,7 +105,7 @@ def plot_retrieval(
     Args:
         queries: [Q, d], at most 40.
         steps: how many updates; None for as many as all queries need to be at rest.
-        figure: an empty figure to draw into, which should have ``layout="constrained"``.
+        figure: an empty figure to draw into, which should have ``layout="compressed"``.
     """
     queries = _rows(queries, _checked(memory))
     if not 0 < len(queries) <= _READABLE:
@@ -204,9 +204,9 @@ def _no_op(axes: Axes, frame: _Frame, grid: Tensor) -> dict[str, Any]:
     rest = frame.memory.retrieve(frame.lift(grid), None).no_op.cpu()
     if (rest > 0.5).any():
         line = grid[0, :, 0]
-        axes.contourf(line, line, rest, [0.5, 1.1], colors=[_NOTHING], alpha=0.25)
+        axes.contourf(line, line, rest, [0.5, 1.1], colors="none", hatches=["//"]).set_edgecolor(f"{_NOTHING}66")
         axes.contour(line, line, rest, [0.5], colors=[_NOTHING], linewidths=1.5, linestyles="--")
-        marks["no-op region"] = Patch(fc=f"{_NOTHING}55", ec=_NOTHING, ls="--", lw=1.5)
+        marks["no-op region"] = Patch(fc="none", ec=_NOTHING, ls="--", lw=1.5, hatch="//")
     marks["no-op point"] = axes.plot(0, 0, ls="", marker="D", ms=8, mfc=_NOTHING, mec="black", zorder=5)[0]
     return marks
 
@@ -256,7 +256,7 @@ def _figure(figure: Figure | None, width: float, height: float) -> Figure:
     if figure is not None:
         return figure
     plt = require("matplotlib.pyplot")
-    return plt.figure(figsize=(width, height), layout="constrained")  # type: ignore[no-any-return]
+    return plt.figure(figsize=(width, height), layout="compressed")  # type: ignore[no-any-return]
 
 
 def _few_ticks() -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from outeffhop._io import write_whole
 from outeffhop._naming import require
 
-__all__ = ["COLOURS", "MARKERS", "colour", "logarithmic", "marker", "new", "png", "save"]
+__all__ = ["COLOURS", "MARKERS", "colour", "empty", "logarithmic", "marker", "new", "png", "save"]
 
 # Okabe and Ito's palette
 COLOURS = {
@@ -38,15 +38,24 @@ def marker(method: str) -> str:
     return MARKERS.get(method.split("(")[0], "o")
 
 
-def new(width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
-    """A figure and its axes."""
+def empty(width: float, height: float, layout: Any = "constrained") -> Any:
+    """A figure without axes.
+
+    About 9 inches wide it fills a page's width, and text of 10 points can be read there.
+    """
     require("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     # not pyplot, which keeps every figure in memory and needs a display
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
+    return figure
+
+
+def new(width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
+    """A figure and its axes."""
+    figure = empty(width, height)
     axes = figure.subplots(rows, columns)
     for axis in figure.axes:
         axis.grid(alpha=0.25)
