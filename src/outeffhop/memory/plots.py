@@ -96,7 +96,7 @@ def plot_energy(
 
 
 def plot_retrieval(
-    memory: HopfieldMemory, queries: Tensor, steps: int | None = None, *, figure: Figure | None = None
+    memory: HopfieldMemory, queries: Tensor, steps: int | None = 1, *, figure: Figure | None = None
 ) -> list[Axes]:
     """Shows what each query retrieves: the energy after each update, and who has the weight in the last one.
 
@@ -104,7 +104,7 @@ def plot_retrieval(
 
     Args:
         queries: [Q, d], at most 40.
-        steps: how many updates; None for as many as all queries need to be at rest.
+        steps: how many updates, as for ``retrieve``; None for as many as all queries need to be at rest.
         figure: an empty figure to draw into, which should have ``layout="compressed"``.
     """
     queries = _rows(queries, _checked(memory))
@@ -114,12 +114,13 @@ def plot_retrieval(
     weights, no_op = memory.association(states[-2]).double().abs().cpu(), memory.retrieve(states[-2]).no_op.cpu()
     most, first = weights.max(1)
     nothing = no_op > 0.5
+    lines: dict[str, Any] = {}
     has_energy = why_no_energy(memory.method.normalizer) is None
 
-    figure = _figure(figure, 8.0 if has_energy else 5.5, max(2.6, 0.3 * len(queries) + 1.2))
+    figure = _figure(figure, 8.0 if has_energy else 5.5, max(2.6, 0.3 * len(queries) + 1.6))
     panels = figure.subplots(1, 1 + has_energy, squeeze=False)[0]
     if has_energy:
-        _energies(panels[0], memory.energy(states).double().cpu(), nothing)
+        lines = _energies(panels[0], memory.energy(states).double().cpu(), nothing)
     bars, at = panels[-1], range(len(queries))
     parts = {
         "the pattern with the largest weight": (most, _PATTERN),
@@ -127,7 +128,7 @@ def plot_retrieval(
         "nothing (no-op)": (no_op.double(), _NOTHING),
     }
     left = torch.zeros(len(queries), dtype=torch.float64)
-    marks = {}
+    marks: dict[str, Any] = {}
     for label, (width, colour) in parts.items():
         if label.startswith("nothing") and memory.n == 0:
             continue
@@ -139,20 +140,20 @@ def plot_retrieval(
     bars.set(title="Weights of the last update", xlabel="weight")
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
-    _legend(figure, marks, 3)
+    _legend(figure, marks | lines, 3)
     return list(panels)
 
 
-def _energies(axes: Axes, energies: Tensor, nothing: Tensor) -> None:
+def _energies(axes: Axes, energies: Tensor, nothing: Tensor) -> dict[str, Any]:
     """The energy [T + 1, Q] of each query along its updates."""
     marks = {}
     for line, none in zip(energies.T, nothing.tolist(), strict=True):
         label = "query that retrieves nothing" if none else "query that retrieves patterns"
         marks[label] = axes.plot(line, marker="o", ms=3, lw=1.5, color=_NOTHING if none else _PATTERN)[0]
-    axes.legend(marks.values(), marks.keys(), frameon=False)
     axes.set(title="Energy", xlabel="updates")
-    axes.xaxis.set_major_locator(_few_ticks())
+    axes.xaxis.set_major_locator(_few_ticks(integer=True))
     axes.grid(alpha=0.25)
+    return marks
 
 
 class _Frame:
@@ -259,10 +260,10 @@ def _figure(figure: Figure | None, width: float, height: float) -> Figure:
     return plt.figure(figsize=(width, height), layout="compressed")  # type: ignore[no-any-return]
 
 
-def _few_ticks() -> Any:
+def _few_ticks(integer: bool = False) -> Any:
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(4, steps=[1, 2, 5, 10])
+    return MaxNLocator(4, steps=[1, 2, 5, 10], integer=integer)
 
 
 def _legend(figure: Figure, marks: Mapping[str, Any], columns: int) -> None:
