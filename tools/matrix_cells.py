@@ -17,6 +17,7 @@ from matrix_elsewhere import elsewhere
 from matrix_rounding import int8_checkpoint, schemes
 from matrix_truth import NotServed, by_hand, converted, held, output, run
 from torch import nn
+from transformers.utils import ModelOutput
 
 from outeffhop.models import SinkSchedule, convert
 from outeffhop.outliers import measure
@@ -34,12 +35,8 @@ def outliers(model, batch, name):
 
         def look(_, args, out, tensor=tensor):
             x = args[0] if tensor.name.endswith(":input") else out
-            x = (
-                next(iter(x.values()))
-                if hasattr(x, "values") and callable(x.values) and not isinstance(x, torch.Tensor)
-                else x
-            )
-            seen.setdefault(tensor.name, (x[0] if isinstance(x, tuple) else x).double())
+            x = next(iter(x.values())) if isinstance(x, ModelOutput) else x
+            seen.setdefault(tensor.name, []).append((x[0] if isinstance(x, tuple) else x).double())
 
         handles.append(module.register_forward_hook(look))
     run(model, batch)
@@ -48,10 +45,9 @@ def outliers(model, batch, name):
     rows = len(next(iter(batch.values())))
     checked = 0
     for tensor in report.tensors:
-        x = seen[tensor.name]
-        if len(x) != rows:  # a router's tokens, or windows: not one entry for each sample
+        if len(seen[tensor.name][0]) != rows:  # a router's tokens, or windows: not one entry for each sample
             continue
-        flat = x.flatten(1)
+        flat = torch.cat(seen[tensor.name]).flatten(1)  # ALBERT's one layer runs several times
         centred = flat - flat.mean(1, keepdim=True)
         kurtosis = (centred**4).mean(1) / (centred**2).mean(1) ** 2
         held(torch.tensor(tensor.inf_norm), flat.abs().amax(1).mean(), f"{tensor.name} inf norm", 1e-4)
@@ -170,9 +166,17 @@ class _Plain(nn.Module):
         return output(self.model, dict(zip(self.names, given, strict=True)))
 
 
+def _exportable(model, batch):
+    model = converted(model, "outeffhop")
+    if any("Experts" in type(module).__name__ for module in model.modules()):
+        # transformers' loop over the experts that were chosen cannot be exported, whatever the attention
+        model.set_experts_implementation("batched_mm")
+    return _Plain(model, list(batch)).eval()
+
+
 def exported(model, batch, name):
     """torch.export, against the truth."""
-    plain = _Plain(converted(model, "outeffhop"), list(batch)).eval()
+    plain = _exportable(model, batch)
     with torch.no_grad():
         found = torch.export.export(plain, tuple(batch.values()), strict=False).module()(*batch.values())
     return f"{held(found, run(by_hand(model, 'outeffhop'), batch), 'exported'):.0e}"
@@ -180,7 +184,7 @@ def exported(model, batch, name):
 
 def onnx(model, batch, name):
     """ONNX run by onnxruntime, against the truth."""
-    plain = _Plain(converted(model, "outeffhop"), list(batch)).eval()
+    plain = _exportable(model, batch)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         file = str(Path(folder) / "model.onnx")
         torch.onnx.export(plain, tuple(batch.values()), file, dynamo=True, verbose=False)
