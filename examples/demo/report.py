@@ -10,9 +10,8 @@ from statistics import fmean, stdev
 
 import pictures
 from recall import Recall
-from training import MENDED, METHODS, Found, Settings
+from training import MENDED, METHODS, TASK, Found, Settings
 
-from outeffhop.lab.data import Backcopy
 from outeffhop.lab.report import Section, page, picture, table
 
 NAMES = (*METHODS, MENDED)
@@ -114,7 +113,6 @@ def claims(found: Sequence[Found], answers: Recall) -> list[Claim]:
 
 def html(found: Sequence[Found], answers: Recall, settings: Settings, seconds: float, *, quick: bool = False) -> str:
     """The whole page."""
-    triggers = Backcopy().triggers
     first = [of(found, name)[0] for name in NAMES]
     judged = "\n".join(
         f'<li><span class="{_class(claim)}">{escape(claim.verdict)}</span> {escape(claim.text)}'
@@ -138,7 +136,7 @@ def html(found: Sequence[Found], answers: Recall, settings: Settings, seconds: f
         ),
         Section(
             "Where the weight is parked",
-            picture(pictures.attention(first, triggers), "attention maps of the four models"),
+            picture(pictures.attention(first, TASK.triggers), "attention maps of the four models"),
             "One head of each model on the same sequence: the head that looks back. Each row is a symbol, dark is much "
             "attention. It has work at the triggers (orange), where it looks one symbol back. Elsewhere softmax must "
             "put the weight somewhere, and softmax1 can put it on nothing.",
