@@ -36,7 +36,8 @@ th:first-child, td:first-child { text-align: left; }
 table.heat { width: auto; border-collapse: separate; border-spacing: 2px; font-size: .75rem; }
 table.heat th, table.heat td { border: 0; text-align: center; }
 table.heat td { border-radius: .2rem; min-width: 3.1rem; padding: .2rem .3rem; print-color-adjust: exact; }
-table.heat th { font-weight: 400; padding: .2rem .4rem .2rem 0; }
+table.heat th { font-weight: 400; padding: .2rem .4rem .2rem 0; white-space: normal; max-width: 7rem;
+  vertical-align: bottom; line-height: 1.2; }
 table.heat th:first-child { position: sticky; left: 0; background: var(--ground); text-align: right; min-width: 8rem;
   max-width: min(24rem, 45vw); white-space: normal; overflow-wrap: anywhere; line-height: 1.2; }
 table.heat tr + tr th { color: var(--text); }
@@ -76,7 +77,8 @@ pre { background: var(--card); border-radius: .4rem; padding: .5rem .7rem; margi
 .advice li { margin: .5rem 0; max-width: 60rem; overflow-wrap: anywhere; }
 table.costs td { text-align: left; }
 table.costs th { text-align: left; }
-table.costs td:first-child { white-space: normal; min-width: 9rem; max-width: 26rem; overflow-wrap: anywhere; }
+table.costs th, table.costs td { white-space: normal; padding: .3rem .5rem .3rem 0; vertical-align: top; }
+table.costs td:first-child, table.costs th:first-child { white-space: nowrap; min-width: 0; position: static; }
 .conditions { color: var(--soft); font-size: .85rem; overflow-wrap: anywhere; }
 .conditions b { color: var(--text); font-weight: 600; }
 @media print {
