@@ -85,8 +85,7 @@ table.costs td:first-child, table.costs th:first-child { white-space: nowrap; mi
   :root { color-scheme: light; --text: #000; --soft: #444; --line: #bbb; --ground: #fff; --card: #fff; --none: #eee;
     --good: #116329; --bad: #b3261e; --open: #7a5b00; --link: #000; }
   body { max-width: none; padding: 0; font-size: 11px; }
-  section + section { break-before: page; }
-  figure, tr, h2, h3 { break-inside: avoid; }
+  section, figure, tr, h2, h3 { break-inside: avoid; }
   h2, h3 { break-after: avoid; }
   details::details-content { content-visibility: visible; display: block; height: auto; }
   .wide { overflow: visible; }
