@@ -94,9 +94,7 @@ def _shrink(file: Path) -> None:
     """To the width of a page and a palette: a fraction of the bytes."""
     picture = Image.open(file).convert("RGB")
     picture.thumbnail((1300, 1300))
-    # a palette that covers all colours, or the few orange lines would lose theirs
-    method, dither = Image.Quantize.MAXCOVERAGE, Image.Dither.NONE
-    picture.quantize(256, method=method, dither=dither).save(file, optimize=True)
+    drawing.in_palette(picture).save(file, optimize=True)
 
 
 def main() -> None:

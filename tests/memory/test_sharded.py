@@ -61,6 +61,23 @@ def classify(rank: int, ranks: int) -> None:
         torch.testing.assert_close(sharded.energy(x), whole.energy(x))
 
 
+def read_values(rank: int, ranks: int) -> None:
+    patterns, x = inputs(torch.float64)
+    values = patterns[:, :2].square()
+    no_op = NoOp.assign(40, [0, 1, 17, 39], distinct=True)
+    for steps in (1, 3, None):
+        whole = HopfieldMemory(patterns, no_op=no_op, values=values)(x, steps)
+        sharded = ShardedMemory.split(patterns, no_op=no_op, values=values)(x, steps)
+        torch.testing.assert_close(sharded.value, whole.value)
+    mine = patterns if rank == 0 else patterns[:0]  # a rank without patterns takes part
+    alone = ShardedMemory(mine, values=values[: len(mine)])(x)
+    torch.testing.assert_close(alone.value, HopfieldMemory(patterns, values=values)(x).value)
+    with pytest.raises(ValueError, match=r"rank 1 has values none and rank 0 of size 2"):
+        ShardedMemory(patterns, values=None if rank == 1 else values)
+    with pytest.raises(ValueError, match=r"rank 0: values has shape \(\d+, 2\)"):
+        ShardedMemory.split(patterns, values=torch.cat([values, values]))
+
+
 def refuse_together(rank: int, ranks: int) -> None:
     """What is wrong on one rank raises on all: none may wait for one that has left."""
     patterns, x = inputs(torch.float64)
@@ -108,7 +125,7 @@ def work(rank: int, ranks: int, folder: str, checks: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("ranks", "checks"),
     [
-        (2, ("agree_with_one_process", "stay_finite_at_large_scores", "classify", "refuse_together")),
+        (2, ("agree_with_one_process", "stay_finite_at_large_scores", "classify", "read_values", "refuse_together")),
         pytest.param(4, ("agree_with_one_process", "classify"), marks=pytest.mark.slow),
     ],
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outeffhop.methods import Method
 
-__all__ = ["check_beta", "check_method", "check_patterns", "check_queries"]
+__all__ = ["check_beta", "check_method", "check_patterns", "check_queries", "check_values"]
 
 
 def check_patterns(patterns: Tensor, name: str = "patterns", *, may_be_empty: bool = False) -> Tensor:
@@ -22,30 +22,51 @@ def check_patterns(patterns: Tensor, name: str = "patterns", *, may_be_empty: bo
         raise ValueError(f"{name} has shape {tuple(patterns.shape)}: expected [M, d], one pattern per row")
     if patterns.shape[0] == 0 and not may_be_empty:
         raise ValueError(f"{name} has shape {tuple(patterns.shape)}: a memory needs at least one pattern")
-    finite = torch.isfinite(patterns).all(1)
-    if not finite.all():
-        first = int((~finite).nonzero()[0])
-        raise ValueError(
-            f"{name}: {int((~finite).sum())} of {len(patterns)} rows hold NaN or infinity, the first is row {first}; "
-            "remove or repair them"
-        )
+    _check_finite(patterns, name)
     return patterns.detach()
 
 
-def check_queries(x: Tensor, patterns: Tensor) -> Tensor:
+def check_values(values: Tensor | None, patterns: Tensor) -> Tensor | None:
+    """[M, d_v], one row for each pattern, of their dtype and device, and finite; detached."""
+    if values is None:
+        return None
+    size = len(patterns)
+    if not isinstance(values, Tensor):
+        raise TypeError(f"values is a {type(values).__name__}: expected a tensor [{size}, d_v], one row per pattern")
+    if values.dim() != 2 or values.shape[0] != size or values.shape[1] == 0:
+        raise ValueError(f"values has shape {tuple(values.shape)}: expected [{size}, d_v], one row per pattern")
+    if values.dtype != patterns.dtype:
+        raise TypeError(f"values has dtype {values.dtype} and patterns {patterns.dtype}: convert one with .to()")
+    if values.device != patterns.device:
+        raise ValueError(f"values is on {values.device} and patterns on {patterns.device}: move one with .to()")
+    _check_finite(values, "values")
+    return values.detach()
+
+
+def check_queries(x: Tensor, patterns: Tensor, name: str = "x") -> Tensor:
     """[..., d] of the memory's size, dtype and device."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"x is a {type(x).__name__}: expected a tensor [..., {patterns.shape[1]}]")
+        raise TypeError(f"{name} is a {type(x).__name__}: expected a tensor [..., {patterns.shape[1]}]")
     if x.dim() == 0 or x.shape[-1] != patterns.shape[1]:
         raise ValueError(
-            f"x has shape {tuple(x.shape)} and the patterns have size {patterns.shape[1]}: "
+            f"{name} has shape {tuple(x.shape)} and the patterns have size {patterns.shape[1]}: "
             f"expected [..., {patterns.shape[1]}]"
         )
     if x.dtype != patterns.dtype:
-        raise TypeError(f"x has dtype {x.dtype} and the memory {patterns.dtype}: convert one with .to()")
+        raise TypeError(f"{name} has dtype {x.dtype} and the memory {patterns.dtype}: convert one with .to()")
     if x.device != patterns.device:
-        raise ValueError(f"x is on {x.device} and the memory on {patterns.device}: move one with .to()")
+        raise ValueError(f"{name} is on {x.device} and the memory on {patterns.device}: move one with .to()")
     return x
+
+
+def _check_finite(rows: Tensor, name: str) -> None:
+    finite = torch.isfinite(rows).all(1)
+    if not finite.all():
+        first = int((~finite).nonzero()[0])
+        raise ValueError(
+            f"{name}: {int((~finite).sum())} of {len(rows)} rows hold NaN or infinity, the first is row {first}; "
+            "remove or repair them"
+        )
 
 
 def check_beta(beta: float) -> float:

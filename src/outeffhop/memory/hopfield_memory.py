@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from outeffhop.functional import compute_dtype, logsumexp_n
 from outeffhop.memory import saved
-from outeffhop.memory.arguments import check_beta, check_method, check_patterns, check_queries
+from outeffhop.memory.arguments import check_beta, check_method, check_patterns, check_queries, check_values
 from outeffhop.memory.energy import conjugate, energy, why_no_energy
 from outeffhop.memory.noop import NoOp, check_indices, check_size
 from outeffhop.memory.retrieval import Retrieval, Update, iterate
@@ -31,6 +31,9 @@ _BLOCK = 1 << 24
 class HopfieldMemory:
     """An associative memory of patterns Ξ [M, d] that queries x [..., d] retrieve: x ← Ξᵀ w(βΞx).
 
+    ``memory(x)`` is ``memory.retrieve(x)``. With ``values`` V [M, d_v] the memory is heteroassociative: its patterns
+    are keys, and a retrieval also reads out Vᵀ w(βΞx), with the weights of its last update.
+
     The method chooses w: "vanilla" or "dense" (softmax), "outeffhop" (softmax_n), "sparse"
     (sparsemax), "gsh" (entmax) and "polynomial", which each descend an energy (energy.py); the
     clipped ones retrieve without one. What a method would learn stays at its initial value. The
@@ -45,31 +48,47 @@ class HopfieldMemory:
         method: anything ``Method.parse`` takes, without a gate.
         no_op: Λ. Outliers stay stored but leave the sum. In "outeffhop" they become n = 1 no-op
             pattern, or n = K if they are distinct; a model without no-op patterns drops them.
+        values: [M, d_v], what each pattern stands for, of the patterns' dtype and device; copied. The no-op patterns
+            stand for 0.
 
     Examples:
         >>> memory = HopfieldMemory(torch.eye(3), beta=8.0)
         >>> memory.retrieve(torch.tensor([0.9, 0.1, 0.0])).state
         tensor([9.9686e-01, 1.6563e-03, 7.4424e-04])
+        >>> memory = HopfieldMemory(torch.eye(3), beta=8.0, values=torch.tensor([[10.0], [20.0], [30.0]]))
+        >>> memory(torch.tensor([[0.9, 0.1, 0.0], [-1.0, -1.0, -1.0]])).value  # the second resembles no pattern
+        tensor([[10.0240],
+                [ 0.0201]])
     """
 
     def __init__(
-        self, patterns: Tensor, beta: float = 1.0, method: str | Method = "outeffhop", no_op: NoOp | None = None
+        self,
+        patterns: Tensor,
+        beta: float = 1.0,
+        method: str | Method = "outeffhop",
+        no_op: NoOp | None = None,
+        *,
+        values: Tensor | None = None,
     ) -> None:
         self.method = check_method(method)
         self.beta = check_beta(beta)
-        self._store(check_patterns(patterns).clone(memory_format=torch.contiguous_format), no_op)
+        patterns = check_patterns(patterns).clone(memory_format=torch.contiguous_format)
+        values = check_values(values, patterns)
+        self._store(patterns, no_op, None if values is None else values.clone(memory_format=torch.contiguous_format))
 
-    def _store(self, stored: Tensor, no_op: NoOp | None) -> None:
+    def _store(self, stored: Tensor, no_op: NoOp | None, values: Tensor | None) -> None:
         """Sets the patterns once all checks have passed."""
-        active = stored
+        active, active_values = stored, values
         if no_op is not None:
             check_size(no_op, len(stored))
             no_op = NoOp(no_op.outliers.to(stored.device, copy=True), no_op.distinct)
             active = stored[~no_op.outliers]
+            active_values = None if values is None else values[~no_op.outliers]
             if len(active) == 0:
                 raise ValueError(f"no_op makes outliers of all {len(stored)} patterns: at least one must remain active")
         normalizer = effective_normalizer(self.method, None if no_op is None else no_op.n)
         self._stored, self._active, self.no_op, self._normalizer = stored, active, no_op, normalizer
+        self._stored_values, self._values = values, active_values
         self._largest = float(torch.linalg.vector_norm(active, dim=1, dtype=compute_dtype(active.dtype)).max())
 
     @property
@@ -81,6 +100,16 @@ class HopfieldMemory:
     def patterns(self) -> Tensor:
         """The patterns that take part in retrieval.  [M − K, d]"""
         return self._active
+
+    @property
+    def stored_values(self) -> Tensor | None:
+        """The values of ``stored``; None for a memory without values.  [M, d_v]"""
+        return self._stored_values
+
+    @property
+    def values(self) -> Tensor | None:
+        """The values of ``patterns``; None for a memory without values.  [M − K, d_v]"""
+        return self._values
 
     @property
     def outliers(self) -> Tensor:
@@ -116,7 +145,10 @@ class HopfieldMemory:
         check_queries(x, self._active)
         if trace:
             self._check_energy()
-        return iterate(partial(self._update, with_energy=trace), x, steps, tol, max_steps, trace)
+        read = None if self._values is None else partial(self._read, values=self._values)
+        return iterate(partial(self._update, with_energy=trace), x, steps, tol, max_steps, trace, read)
+
+    __call__ = retrieve
 
     def energy(self, x: Tensor) -> Tensor:
         """H(x), which no retrieval step raises; energy.py defines it for each model.  [...]"""
@@ -129,17 +161,25 @@ class HopfieldMemory:
         """The weight of each pattern in the next update.  [..., M − K]"""
         return self._weights(check_queries(x, self._active))[0].to(x.dtype)
 
-    def add(self, patterns: Tensor, *, outliers: Tensor | Sequence[bool] | None = None) -> HopfieldMemory:
+    def add(
+        self,
+        patterns: Tensor,
+        *,
+        outliers: Tensor | Sequence[bool] | None = None,
+        values: Tensor | None = None,
+    ) -> HopfieldMemory:
         """Appends patterns [m, d]; returns self.
 
         Args:
             outliers: which of the new patterns are no-op outliers, bool [m]; by default none.
+            values: [m, d_v], needed by a memory with values, and by no other.
         """
         new = check_patterns(patterns)
         if new.shape[1] != self._stored.shape[1]:
             raise ValueError(
                 f"patterns have size {new.shape[1]} and the memory's {self._stored.shape[1]}: the sizes must be equal"
             )
+        all_values = self._with(values, new)
         no_op = self.no_op
         if outliers is not None and no_op is None:
             no_op = NoOp(torch.zeros(len(self), dtype=torch.bool, device=self._stored.device))
@@ -149,8 +189,8 @@ class HopfieldMemory:
                 raise TypeError(f"outliers has dtype {given.dtype}: expected a bool for each of the new patterns")
             more = NoOp.assign(len(new), given)
             no_op = NoOp(torch.cat([no_op.outliers, more.outliers.to(no_op.outliers.device)]), no_op.distinct)
-        stored = torch.cat([self._stored, new.to(self._stored)])
-        self._store(check_patterns(stored), no_op)
+        stored = check_patterns(torch.cat([self._stored, new.to(self._stored)]))
+        self._store(stored, no_op, check_values(all_values, stored))
         return self
 
     def remove(self, indices: Tensor | Sequence[int] | int) -> HopfieldMemory:
@@ -161,23 +201,25 @@ class HopfieldMemory:
         if not keep.any():
             raise ValueError(f"indices name all {len(self)} patterns: a memory needs at least one")
         no_op = None if self.no_op is None else NoOp(self.no_op.outliers[keep], self.no_op.distinct)
-        self._store(self._stored[keep], no_op)
+        self._store(self._stored[keep], no_op, None if self._stored_values is None else self._stored_values[keep])
         return self
 
     def to(self, *args: Any, **options: Any) -> HopfieldMemory:
         """Moves or converts the memory as ``torch.nn.Module.to`` does a module; returns self."""
-        self._store(check_patterns(self._stored.to(*args, **options)), self.no_op)
+        stored = check_patterns(self._stored.to(*args, **options))
+        values = None if self._stored_values is None else self._stored_values.to(*args, **options)
+        self._store(stored, self.no_op, check_values(values, stored))
         return self
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes a safetensors file; an old file at ``path`` stays until the new one is complete."""
-        saved.save(path, self._stored, self.beta, str(self.method), self.no_op)
+        saved.save(path, self._stored, self.beta, str(self.method), self.no_op, self._stored_values)
 
     @staticmethod
     def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> HopfieldMemory:
         """Reads a saved memory; ValueError if the file is not one."""
         with saved.reading(path) as parts:
-            memory = HopfieldMemory(*parts)
+            memory = HopfieldMemory(**parts)
         return memory.to(device)  # outside the with: a missing device is not an error of the file
 
     def __len__(self) -> int:
@@ -186,8 +228,25 @@ class HopfieldMemory:
     def __repr__(self) -> str:
         size, d = self._stored.shape
         outliers = "" if self.no_op is None else f", {self.no_op.count} of them outliers"
+        values = "" if self._values is None else f" with values of size {self._values.shape[1]}"
         place = f"{self._stored.dtype} on {self._stored.device}".removeprefix("torch.")
-        return f"HopfieldMemory({size} patterns of size {d}{outliers}; {self.method}, beta={self.beta:g}; {place})"
+        return (
+            f"HopfieldMemory({size} patterns of size {d}{values}{outliers}; {self.method}, beta={self.beta:g}; {place})"
+        )
+
+    def _with(self, values: Tensor | None, patterns: Tensor) -> Tensor | None:
+        """The memory's values and those of the new patterns."""
+        mine = self._stored_values
+        if mine is None and values is not None:
+            raise ValueError("values: this memory has none; give them when it is made, HopfieldMemory(…, values=…)")
+        if mine is not None and values is None:
+            raise ValueError(f"values=None: this memory has values of size {mine.shape[1]}; give the new patterns' too")
+        new = check_values(values, patterns)
+        if mine is None or new is None:
+            return None
+        if new.shape[1] != mine.shape[1]:
+            raise ValueError(f"values have size {new.shape[1]} and the memory's {mine.shape[1]}: they must be equal")
+        return torch.cat([mine, new.to(mine)])
 
     def _check_energy(self) -> None:
         why = why_no_energy(self._normalizer)
@@ -199,15 +258,18 @@ class HopfieldMemory:
         if isinstance(self._normalizer, SoftmaxN):
             state, no_op, psi = fused_update(x, self._active, self.beta, self._normalizer.sink)
             return Update(state, no_op, self._energy(x, psi))
-        blocks = x.split(max(1, _BLOCK // len(self._active)))
-        if torch.is_grad_enabled() and x.requires_grad and len(blocks) > 1:
-            # autograd would keep the scores of all blocks for the backward pass: compute them again there
-            parts = [checkpoint(self._plain_update, block, with_energy, use_reentrant=False) for block in blocks]
-        else:
-            parts = [self._plain_update(block, with_energy) for block in blocks]
+        parts = self._by_blocks(partial(self._plain_update, with_energy=with_energy), x)
         state, no_op = torch.cat([p.state for p in parts]), torch.cat([p.no_op for p in parts])
         energies = [p.energy for p in parts if p.energy is not None]
         return Update(state, no_op, torch.cat(energies) if energies else None)
+
+    def _by_blocks(self, what: Callable[[Tensor], Any], x: Tensor) -> list[Any]:
+        """``what`` of the queries [Q, d], a block at a time, whose scores are few enough to be held at once."""
+        blocks = x.split(max(1, _BLOCK // len(self._active)))
+        if torch.is_grad_enabled() and x.requires_grad and len(blocks) > 1:
+            # autograd would keep the scores of all blocks for the backward pass: compute them again there
+            return [checkpoint(what, block, use_reentrant=False) for block in blocks]
+        return [what(block) for block in blocks]
 
     def _plain_update(self, x: Tensor, with_energy: bool) -> Update:
         weights, scores = self._weights(x)
@@ -217,6 +279,13 @@ class HopfieldMemory:
         psi = conjugate(self._normalizer, scores, weights) if with_energy else None
         state = weights @ self._active.to(weights.dtype)
         return Update(state, no_op, None if psi is None else self._energy(x, psi))
+
+    def _read(self, x: Tensor, values: Tensor) -> Tensor:
+        """Vᵀ w(βΞx) of queries [Q, d].  [Q, d_v]"""
+        if isinstance(self._normalizer, SoftmaxN):
+            return fused_update(x, self._active, self.beta, self._normalizer.sink, values)[0]
+        parts = self._by_blocks(lambda block: self._weights(block)[0] @ values.to(compute_dtype(values.dtype)), x)
+        return torch.cat(parts).to(values.dtype)
 
     def _energy(self, x: Tensor, psi: Tensor) -> Tensor:
         return energy(self._normalizer, x, psi, self.beta, len(self._active), self._largest)
@@ -241,7 +310,9 @@ def effective_normalizer(method: Method, no_op: int | None) -> Normalizer:
     return dataclasses.replace(normalizer, n=float(no_op), noop="fixed")
 
 
-def fused_update(x: Tensor, patterns: Tensor, beta: float, sink: float) -> tuple[Tensor, Tensor, Tensor]:
-    """softmax_n(βΞx)Ξ, the no-op weight and log(n + Σ exp(βΞx)), without the scores in memory."""
-    state, lse = attention(x, patterns, patterns, scale=beta, sink=sink, return_lse=True)
-    return state, torch.exp(sink - lse), lse
+def fused_update(
+    x: Tensor, patterns: Tensor, beta: float, sink: float, values: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """softmax_n(βΞx)V, the no-op weight and log(n + Σ exp(βΞx)), without the scores in memory; V is Ξ by default."""
+    out, lse = attention(x, patterns, patterns if values is None else values, scale=beta, sink=sink, return_lse=True)
+    return out, torch.exp(sink - lse), lse

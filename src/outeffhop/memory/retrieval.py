@@ -26,6 +26,8 @@ class Retrieval:
             is at rest; None unless requested.
         no_op: [...], the weight of the no-op patterns in the last update, n/(n + Σ exp) = 1 − γ; 0 for models
             without them.
+        value: [..., d_v], the memory's values by the weights of the last update, 0 where all weight went to the
+            no-op; None for a memory without values.
     """
 
     state: Tensor
@@ -33,6 +35,7 @@ class Retrieval:
     converged: Tensor
     energy: Tensor | None
     no_op: Tensor
+    value: Tensor | None = None
 
 
 class Update(NamedTuple):
@@ -53,12 +56,14 @@ def iterate(
     tol: float,
     max_steps: int | None,
     trace: bool,
+    read: Callable[[Tensor], Tensor] | None = None,
     agree: Callable[[Tensor], Tensor] = lambda stop: stop,
 ) -> Retrieval:
     """``steps`` updates of every query; with None or ``max_steps``, updates of each query until it is at rest.
 
     A query at rest leaves the batch, so its result and cost do not depend on the other queries.
-    ``agree`` lets processes that iterate together agree on which queries stop.
+    ``read`` turns the queries [Q, d] before their last update into values [Q, d_v]. ``agree`` lets processes that
+    iterate together agree on which queries stop.
     """
     limit, to_rest = _check_steps(steps, tol, max_steps)
     lead, device = x.shape[:-1], x.device
@@ -68,7 +73,7 @@ def iterate(
     active = torch.arange(len(state), device=device)
     taken = torch.zeros(len(state), dtype=torch.long, device=device)
     converged = torch.zeros(len(state), dtype=torch.bool, device=device)
-    left: list[tuple[Tensor, Tensor, Tensor]] = []  # index, state, no_op of the queries that stopped
+    left: list[tuple[Tensor, ...]] = []  # of the queries that stopped: index, before and after the last update, no_op
     energies: list[Tensor] = []
     for step in range(1, limit + 1):
         after = update(state)
@@ -82,14 +87,15 @@ def iterate(
         taken[active] = step
         converged[active] = change <= bound
         if stop.any() or len(stop) == 0:
-            left.append((active[stop], new[stop], after.no_op[stop]))
+            left.append((active[stop], state[stop], new[stop], after.no_op[stop]))
             active, new = active[~stop], new[~stop]
         state = new
         if len(active) == 0:
             break
-    index, states, no_op = (torch.cat(parts) for parts in zip(*left, strict=True))
+    index, before, states, no_op = (torch.cat(parts) for parts in zip(*left, strict=True))
     order = index.argsort()
     state = states[order]
+    value = None if read is None else read(before[order])
     last = update(state).energy if trace else None
     energy = None if last is None else _trace(energies, taken, last)  # [T + 1, Q]
     return Retrieval(
@@ -98,6 +104,7 @@ def iterate(
         converged=converged.reshape(lead),
         energy=None if energy is None else energy.reshape(len(energy), *lead),
         no_op=no_op[order].reshape(lead),
+        value=None if value is None else value.reshape(*lead, value.shape[-1]),
     )
 
 

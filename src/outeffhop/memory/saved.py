@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,9 +21,17 @@ from outeffhop.memory.noop import NoOp
 __all__ = ["save", "reading"]
 
 _FORMAT = "outeffhop.memory.1"
+_WITH_VALUES = "outeffhop.memory.2"  # a reader of the first alone would drop the values in silence
 
 
-def save(path: str | os.PathLike[str], stored: Tensor, beta: float, method: str, no_op: NoOp | None) -> None:
+def save(
+    path: str | os.PathLike[str],
+    stored: Tensor,
+    beta: float,
+    method: str,
+    no_op: NoOp | None,
+    values: Tensor | None,
+) -> None:
     target = Path(path)
     check_utf8("path", target)
     if target.is_dir():
@@ -34,7 +43,9 @@ def save(path: str | os.PathLike[str], stored: Tensor, beta: float, method: str,
             f"path={str(target)!r}: the folder {str(target.parent)!r} does not exist; create it first"
         )
     tensors = {"patterns": stored.contiguous()}
-    metadata = {"format": _FORMAT, "beta": repr(beta), "method": method}
+    metadata = {"format": _FORMAT if values is None else _WITH_VALUES, "beta": repr(beta), "method": method}
+    if values is not None:
+        tensors["values"] = values.contiguous()
     if no_op is not None:
         tensors["outliers"] = no_op.outliers.contiguous()
         metadata["distinct"] = str(no_op.distinct)
@@ -47,8 +58,8 @@ def save(path: str | os.PathLike[str], stored: Tensor, beta: float, method: str,
 
 
 @contextmanager
-def reading(path: str | os.PathLike[str]) -> Iterator[tuple[Tensor, float, str, NoOp | None]]:
-    """Reads patterns, β, method and no-op patterns; any error in them becomes a ValueError that names the file."""
+def reading(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """Reads the arguments of HopfieldMemory; any error in them becomes a ValueError that names the file."""
     source = Path(path)
     check_utf8("path", source)
     if not source.is_file():
@@ -56,13 +67,19 @@ def reading(path: str | os.PathLike[str]) -> Iterator[tuple[Tensor, float, str, 
     try:
         with safe_open(source, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
-            if metadata.get("format") != _FORMAT:
-                raise ValueError(f"its format is {metadata.get('format')!r}, not {_FORMAT!r}")
+            if metadata.get("format") not in (_FORMAT, _WITH_VALUES):
+                raise ValueError(f"its format is {metadata.get('format')!r}, not {_FORMAT!r} or {_WITH_VALUES!r}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
             if metadata.pop("sha256", None) != _digest(tensors, metadata):
                 raise ValueError("its content does not match its checksum")
             no_op = NoOp(tensors["outliers"], metadata["distinct"] == "True") if "outliers" in tensors else None
-            yield tensors["patterns"], float(metadata["beta"]), metadata["method"], no_op
+            yield {
+                "patterns": tensors["patterns"],
+                "beta": float(metadata["beta"]),
+                "method": metadata["method"],
+                "no_op": no_op,
+                "values": tensors["values"] if metadata["format"] == _WITH_VALUES else None,
+            }
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ValueError(f"{source} is not a memory saved by HopfieldMemory.save, or is damaged: {error}") from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from outeffhop.functional import compute_dtype
-from outeffhop.memory.arguments import check_beta, check_method, check_patterns, check_queries
+from outeffhop.memory.arguments import check_beta, check_method, check_patterns, check_queries, check_values
 from outeffhop.memory.energy import energy
 from outeffhop.memory.hopfield_memory import effective_normalizer, fused_update
 from outeffhop.memory.noop import NoOp, check_size
@@ -37,6 +38,7 @@ class ShardedMemory:
         beta, method: as for ``HopfieldMemory``, the same on every rank.
         no_op: the classification of this rank's patterns; on every rank or on none.
         group: the ranks that share the memory; all by default.
+        values: those of this rank's patterns, as for ``HopfieldMemory``; on every rank or on none.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class ShardedMemory:
         method: str | Method = "outeffhop",
         no_op: NoOp | None = None,
         group: dist.ProcessGroup | None = None,
+        *,
+        values: Tensor | None = None,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise ValueError("torch.distributed has no process group: call init_process_group() first")
@@ -53,7 +57,7 @@ class ShardedMemory:
         facts: dict[str, Any] = {}
         error: str | None = None
         try:
-            facts = self._take(patterns, beta, method, no_op)
+            facts = self._take(patterns, beta, method, no_op, values)
         except (ValueError, TypeError) as problem:
             error = str(problem)
         # if only one rank raised, the others would wait for it
@@ -76,17 +80,26 @@ class ShardedMemory:
         method: str | Method = "outeffhop",
         no_op: NoOp | None = None,
         group: dist.ProcessGroup | None = None,
+        *,
+        values: Tensor | None = None,
     ) -> ShardedMemory:
         """From patterns [M, d] that every rank has: each keeps its slice, as ``Tensor.tensor_split`` cuts them."""
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         if isinstance(no_op, NoOp):  # a wrong size shows on some rank, and all ranks raise together
             no_op = NoOp(no_op.outliers.tensor_split(ranks)[rank], no_op.distinct)
-        return cls(patterns.tensor_split(ranks)[rank], beta, method, no_op, group)
+        if isinstance(values, Tensor) and values.dim():
+            values = values.tensor_split(ranks)[rank]
+        return cls(patterns.tensor_split(ranks)[rank], beta, method, no_op, group, values=values)
 
     @property
     def patterns(self) -> Tensor:
         """This rank's patterns without outliers."""
         return self._active
+
+    @property
+    def values(self) -> Tensor | None:
+        """The values of this rank's ``patterns``; None for a memory without values."""
+        return self._values
 
     @property
     def n(self) -> float:
@@ -99,7 +112,10 @@ class ShardedMemory:
     ) -> Retrieval:
         """Like ``HopfieldMemory.retrieve``, without gradients; every rank calls it with the same queries."""
         self._check_same(x)
-        return iterate(self._update, x, steps, tol, max_steps, trace, agree=self._as_first_rank)
+        read = None if self._values is None else partial(self._read, values=self._values)
+        return iterate(self._update, x, steps, tol, max_steps, trace, read, self._as_first_rank)
+
+    __call__ = retrieve
 
     @torch.no_grad()
     def energy(self, x: Tensor) -> Tensor:
@@ -119,7 +135,9 @@ class ShardedMemory:
             f"here; {self.method}, beta={self.beta:g})"
         )
 
-    def _take(self, patterns: Tensor, beta: float, method: str | Method, no_op: NoOp | None) -> dict[str, Any]:
+    def _take(
+        self, patterns: Tensor, beta: float, method: str | Method, no_op: NoOp | None, values: Tensor | None
+    ) -> dict[str, Any]:
         """Checks this rank's arguments and returns what the other ranks need to know about them."""
         self.beta, self.method = check_beta(beta), check_method(method)
         if not isinstance(self.method.normalizer, SoftmaxN):
@@ -128,11 +146,13 @@ class ShardedMemory:
                 "its own; use 'vanilla' or 'outeffhop', or HopfieldMemory, which takes every method"
             )
         stored = check_patterns(patterns, may_be_empty=True)
-        active = stored
+        active, values = stored, check_values(values, stored)
         if no_op is not None:
             check_size(no_op, len(stored))
-            active = stored[~no_op.outliers.to(stored.device)]
+            keep = ~no_op.outliers.to(stored.device)
+            active, values = stored[keep], None if values is None else values[keep]
         self._active = active.clone(memory_format=torch.contiguous_format)
+        self._values = None if values is None else values.clone(memory_format=torch.contiguous_format)
         norms = torch.linalg.vector_norm(active, dim=1, dtype=compute_dtype(active.dtype))
         return {
             "same": (
@@ -140,6 +160,7 @@ class ShardedMemory:
                 ("dtype", str(active.dtype)),
                 ("beta", self.beta),
                 ("method", str(self.method)),
+                ("values", "none" if values is None else f"of size {values.shape[1]}"),
                 ("no_op", "none" if no_op is None else f"distinct={no_op.distinct}"),
             ),
             "stored": len(stored),
@@ -184,21 +205,29 @@ class ShardedMemory:
 
     def _update(self, x: Tensor) -> Update:
         """One update of queries [Q, d], the same on every rank."""
+        state, lse = self._attend(x, self._active)
+        value = energy(self._normalizer, x, lse, self.beta, self._size, self._largest)
+        return Update(state, torch.exp(self._normalizer.sink - lse), value)
+
+    def _read(self, x: Tensor, values: Tensor) -> Tensor:
+        """The values of queries [Q, d].  [Q, d_v]"""
+        return self._attend(x, values)[0].to(values.dtype)
+
+    def _attend(self, x: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """softmax_n over all ranks' patterns times their values, and log(n + Σ exp).  [Q, d_v], [Q]"""
         # no slice holds the no-op patterns: the first rank counts them
         sink = self._normalizer.sink if dist.get_rank(self._group) == 0 else -math.inf
         if len(self._active):
-            out, _, lse = fused_update(x, self._active, self.beta, sink)
+            out, _, lse = fused_update(x, self._active, self.beta, sink, values)
         else:
-            out, lse = torch.zeros_like(x), x.new_full((len(x),), sink, dtype=compute_dtype(x.dtype))
+            out, lse = x.new_zeros(len(x), values.shape[1]), x.new_full((len(x),), sink, dtype=compute_dtype(x.dtype))
         # relative to the largest lse of all ranks, so that no exponential overflows
         top = lse.clone()
         dist.all_reduce(top, dist.ReduceOp.MAX, group=self._group)
         weight = torch.exp(lse - top)[:, None]  # [Q, 1]
-        sums = torch.cat([weight * out.to(weight.dtype), weight], 1)  # [Q, d + 1]
+        sums = torch.cat([weight * out.to(weight.dtype), weight], 1)  # [Q, d_v + 1]
         dist.all_reduce(sums, dist.ReduceOp.SUM, group=self._group)
-        state, lse = sums[:, :-1] / sums[:, -1:], top + torch.log(sums[:, -1])
-        value = energy(self._normalizer, x, lse, self.beta, self._size, self._largest)
-        return Update(state, torch.exp(self._normalizer.sink - lse), value)
+        return sums[:, :-1] / sums[:, -1:], top + torch.log(sums[:, -1])
 
     def _as_first_rank(self, stop: Tensor) -> Tensor:
         """Rank 0's decision about which queries stop: ranks on different hardware may round differently."""

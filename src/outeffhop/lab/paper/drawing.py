@@ -11,7 +11,7 @@ from typing import Any
 from outeffhop._io import write_whole
 from outeffhop._naming import require
 
-__all__ = ["COLOURS", "MARKERS", "colour", "logarithmic", "marker", "new", "png", "save"]
+__all__ = ["COLOURS", "MARKERS", "colour", "empty", "in_palette", "logarithmic", "marker", "new", "png", "save"]
 
 # Okabe and Ito's palette
 COLOURS = {
@@ -38,15 +38,24 @@ def marker(method: str) -> str:
     return MARKERS.get(method.split("(")[0], "o")
 
 
-def new(width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
-    """A figure and its axes."""
+def empty(width: float, height: float, layout: Any = "constrained") -> Any:
+    """A figure without axes.
+
+    About 9 inches wide it fills a page's width, and text of 10 points can be read there.
+    """
     require("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     # not pyplot, which keeps every figure in memory and needs a display
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
+    return figure
+
+
+def new(width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
+    """A figure and its axes."""
+    figure = empty(width, height)
     axes = figure.subplots(rows, columns)
     for axis in figure.axes:
         axis.grid(alpha=0.25)
@@ -76,6 +85,15 @@ def save(figure: Any, folder: Path, name: str) -> None:
     write_whole(folder / f"{name}.png", png(figure))
 
 
+def in_palette(picture: Any) -> Any:
+    """A PIL image in 256 colours on white: a quarter of the bytes, and thin lines keep their colours."""
+    from PIL import Image
+
+    white = Image.new("RGBA", picture.size, "white")
+    white.alpha_composite(picture.convert("RGBA"))
+    return white.convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+
+
 def png(figure: Any) -> bytes:
     """The figure as a PNG, on white so that a dark page can show it."""
     from matplotlib import __version__
@@ -84,11 +102,8 @@ def png(figure: Any) -> bytes:
 
     drawn = BytesIO()
     figure.savefig(drawn, format="png", dpi=150, facecolor="white")
-    # a palette takes a quarter of the bytes; this one keeps the colours of thin lines
-    colours = Image.open(drawn).convert("RGB")
-    colours = colours.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     software = PngInfo()
     software.add_text("Software", f"matplotlib {__version__}")
     small = BytesIO()
-    colours.save(small, format="png", optimize=True, pnginfo=software)
+    in_palette(Image.open(drawn)).save(small, format="png", optimize=True, pnginfo=software)
     return small.getvalue()

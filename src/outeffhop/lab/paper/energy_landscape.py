@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch import Tensor
 from outeffhop.lab.paper import drawing
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Values, Verdict
 from outeffhop.lab.paper.running import one_thread
-from outeffhop.memory import HopfieldMemory
+from outeffhop.memory import HopfieldMemory, plot_energy
 
 __all__ = ["EXPERIMENT"]
 
@@ -97,8 +96,8 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
             Figure(
                 "energy",
                 "Energy landscape of three patterns",
-                "Stars: patterns; diamond: the no-op point; lines: retrievals, orange if they end at the no-op point; "
-                "colour: energy above its minimum.",
+                "Queries in the no-op region retrieve nothing: they come to rest with most of their weight on the "
+                "no-op patterns. A dot is an update.",
             ),
             Figure(
                 "no-op",
@@ -152,13 +151,11 @@ def verdicts(found: dict[str, Values]) -> list[Verdict]:
 
 
 def draw(found: dict[str, Values], folder: Path) -> None:
-    figure, axes = drawing.new(11.0, 7.6, len(DRAWN), len(PATTERNS))
-    levels = torch.linspace(0, 0.6, 25)
-    for row, name in enumerate(PATTERNS):
-        for column, n in enumerate(DRAWN):
-            surface = _landscape(axes[row, column], name, n, found[f"{name}-n{n}"], levels)
-    bar = figure.colorbar(surface, ax=axes, shrink=0.6, pad=0.01, ticks=[0.0, 0.2, 0.4, 0.6])
-    bar.set_label("energy above its minimum")
+    angle = torch.arange(8, dtype=torch.float64) * (math.pi / 4) + 0.35
+    ring = torch.stack([angle.cos(), angle.sin()], 1)
+    figure = drawing.empty(9.5, 7.4, "compressed")
+    memories = {_title(name, n, found[f"{name}-n{n}"]): memory_of(name, n) for name in PATTERNS for n in DRAWN}
+    plot_energy(memories, torch.cat([0.4 * ring, 1.3 * ring]), edge=EDGE, columns=len(DRAWN), figure=figure)
     drawing.save(figure, folder, "energy")
 
     figure, axes = drawing.new(9.0, 3.6, 2)
@@ -168,39 +165,14 @@ def draw(found: dict[str, Values], folder: Path) -> None:
             values = [found[f"{name}-n{n}"][what] for n in NO_OPS]
             ax.plot(NO_OPS, values, style, color=colour, lw=5 if style == "-o" else 1.5, label=name)
         ax.set(xlabel="no-op patterns, n", ylabel=label, ylim=(0, None))
-    axes[0].axhline(1.0, color="#D55E00", lw=1)
-    axes[0].annotate(
-        "below this line x = 0 attracts, if it is a fixed point", (NO_OPS[-1], 1.08), ha="right", fontsize=9
-    )
-    axes[1].legend(title="patterns", frameon=False)
+    axes[0].axhline(1.0, color="#D55E00", lw=1, label="below: x = 0 attracts, if it is fixed")
+    axes[0].legend(title="patterns", frameon=False)
     drawing.save(figure, folder, "no-op")
 
 
-def _landscape(ax: Any, name: str, n: int, values: Values, levels: Tensor) -> Any:
-    points = 121
-    memory, at = memory_of(name, n), grid(points)
-    x, y = at.T.reshape(2, points, points)
-    height = memory.energy(at).reshape(points, points)
-    surface = ax.contourf(x, y, height - height.min(), levels, cmap="cividis", extend="max")
-    angle = torch.arange(8, dtype=torch.float64) * (math.pi / 4) + 0.35
-    ring = torch.stack([angle.cos(), angle.sin()], 1)
-    for path in _paths(memory, torch.cat([0.4 * ring, 1.3 * ring])).unbind(1):
-        ax.plot(*path.T, color="#E69F00" if path[-1].norm() < AT_NO_OP else "#56B4E9", lw=1.5, marker="o", ms=2)
-    ax.plot(*memory.patterns.T, ls="", marker="*", ms=14, mfc="#56B4E9", mec="black", zorder=5)
-    ax.plot(0, 0, marker="D", ms=7, mfc="#E69F00", mec="black", zorder=5)
-    ax.set(aspect="equal", xlim=(-EDGE, EDGE), ylim=(-EDGE, EDGE), xticks=[-1, 0, 1], yticks=[-1, 0, 1])
-    ax.grid(visible=False)
+def _title(name: str, n: int, values: Values) -> str:
     word = "attracts" if attracts(values) else "is not a fixed point" if values["moved"] >= 1e-9 else "repels"
-    ax.set_title(f"{f'OutEffHop, n = {n}' if n else 'Dense'}; {name}\nx = 0 {word}", fontsize=10)
-    return surface
-
-
-def _paths(memory: HopfieldMemory, x: Tensor) -> Tensor:
-    """Every state on the way to rest.  [T + 1, Q, 2]"""
-    states = [x]
-    for _ in range(int(memory.retrieve(x, None, tol=1e-6).steps.max())):
-        states.append(memory.retrieve(states[-1]).state)
-    return torch.stack(states)
+    return f"{f'OutEffHop, n = {n}' if n else 'Dense'}; {name}\nx = 0 {word}"
 
 
 EXPERIMENT = Experiment(

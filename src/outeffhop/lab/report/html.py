@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Section", "page", "table"]
+__all__ = ["Section", "page", "picture", "table"]
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1d2129; --soft: #5c6470; --line: #dfe3e8;
@@ -128,3 +129,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(c)}</th>" for c in columns)
     body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'
+
+
+def picture(png: bytes, about: str, caption: str = "") -> str:
+    """A PNG inside the page; ``about`` is for those who cannot see it."""
+    said = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    data = base64.b64encode(png).decode()
+    return f'<figure><img alt="{escape(about)}" src="data:image/png;base64,{data}">{said}</figure>'
