@@ -293,8 +293,8 @@ def classified(name: str, seeds: Sequence[Values]) -> Verdict:
     return Verdict(
         f"The no-op classification Λ keeps outliers out of retrieval ({name})",
         "not seen" if not harmed else judged(1.0 if undone else -1.0, 0.0, len(seeds)),
-        f"error {clean:.4g} clean, {off:.4g} polluted, {on:.4g} with Λ; dense model {dense[0]:.4g}, {dense[1]:.4g}, "
-        f"{dense[2]:.4g}{': the gain is not from softmax1' if alike else ''}. Λ found {caught} of {total} outliers and "
-        f"took {mistaken} of {images} images for one",
+        f"error {clean:.4g} clean, {off:.4g} polluted, {on:.4g} with Λ; dense model "
+        + ("the same" if alike else f"{dense[0]:.4g}, {dense[1]:.4g}, {dense[2]:.4g}")
+        + f". Λ found {caught} of {total} outliers and took {mistaken} of {images} images for one",
         len(seeds),
     )

@@ -193,8 +193,8 @@ def verdict(seen: dict[tuple[str, str], Values], name: str, seeds: int) -> Verdi
         f"{CLAIM} ({name})",
         "not measured" if missing and word == "confirmed" else word,
         "ROC-AUC " + ", ".join(f"{m} {mean(v):.3f}" for m, v in aucs.items()) + f"; against {rival} "
-        f"{by:+.4f} ± {error:.4f} (paired over {len(differences)} folds)"
-        + (f"; not measured: {', '.join(missing)}" if missing else ""),
+        f"{'−' if by < 0 else '+'}{abs(by):.4f} ± {error:.4f} (paired over {len(differences)} folds)"
+        + (f"; not measured: {', '.join(missing)}" if missing and word == "confirmed" else ""),
         seeds,
     )
 

@@ -31,7 +31,7 @@ def markdown_of(
     """
     said = "; ".join(f"{_plain(k)}: {_plain(v)}" for k, v in result.conditions.items() if k not in without)
     command = f"`outeffhop reproduce {result.name}`; " if result.name in NAMES else ""
-    tables = [t for t in result.tables if len(t.rows) * len(t.columns) <= _ENTRIES and t.title not in without]
+    tables = [t for t in result.tables if len(t.rows) * len(_shown(t, without)) <= _ENTRIES and t.title not in without]
     parts = [
         f"## {_plain(title or result.of)}",
         f"{_plain(result.about)}",
@@ -93,7 +93,7 @@ def _weight(v: Verdict) -> float:
 
 def _table(table: Table, without: Collection[str]) -> str:
     marks = ranks(table)
-    shown = [j for j, column in enumerate(table.columns) if column not in without]
+    shown = _shown(table, without)
     lines = [
         [_plain(table.columns[j]) for j in shown],
         ["---"] * len(shown),
@@ -105,6 +105,11 @@ def _table(table: Table, without: Collection[str]) -> str:
     ]
     rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"### {_plain(table.title)}\n\n" + (f"{_plain(table.note)}\n\n" if table.note else "") + rows
+
+
+def _shown(table: Table, without: Collection[str]) -> list[int]:
+    """The columns on the page."""
+    return [j for j, column in enumerate(table.columns) if column not in without]
 
 
 def _measured(table: Table, row: Sequence[Any]) -> bool:
