@@ -105,6 +105,7 @@ COMMANDS = [
     "resume",
     "runs",
     "evaluate",
+    "diagnose",
     "outliers",
     "quantize",
     "mend",

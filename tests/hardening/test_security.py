@@ -364,6 +364,8 @@ class Page(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag, attrs):
+        if tag == "wbr":  # where a long name may be broken, which depends on its letters
+            return
         self.shape.append((tag, [name for name, _ in attrs]))
         self.words += [value for _, value in attrs if value]
 

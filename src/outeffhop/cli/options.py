@@ -436,5 +436,34 @@ and OUT/mend.html.
   --help-all       explain each of them"""
 
 
+def _quantize_help() -> str:
+    """One screen: what most people need, and the names of the rest."""
+    return """\
+usage: outeffhop quantize CHECKPOINT [options]
+
+Measure what quantization costs a checkpoint.
+
+Example: outeffhop quantize RUN --out RUN
+
+CHECKPOINT is the folder of a run or of a saved model, a GGUF file, or a model's name on the Hugging
+Face hub. `outeffhop diagnose` compares all schemes in one command.
+
+  --data SPEC      as for outeffhop data; by default the data of the run
+  --scheme NAME    paper (default), linear, per-channel, per-token, smoothquant or fp8
+  --bits STR       of weights and activations, 2 to 16; W8A8KV8: the KV cache too; default: W8A8
+  --range HOW      of activations: running (default), minmax (of smoothquant), percentile or mse
+  --exclude P ...  modules or tensors that stay in floating point, such as --exclude '*.layer.0.*'
+  --fold-layernorm fold the scale of LayerNorms into the next layers first
+  --batches N      measure on at most this many batches; all by default
+  --calibration-batches N          of training data for each seed; default: 16
+  --seeds N        calibration draws, mean ± std; default: 3
+  --out FOLDER     for quantization.json
+  --save FOLDER    write a checkpoint to deploy (needs outeffhop[deploy])
+  --int8           also export to OUT/int8 and run it (needs outeffhop[int8])
+  --json           print JSON
+  also: --batch-size --device --dtype --length --task --tokenizer --trust-remote-code
+  --help-all       explain each of them"""
+
+
 # commands with more flags than a screen has lines
-_SHORT_HELP = {"train": _train_help, "mend": _mend_help}
+_SHORT_HELP = {"train": _train_help, "mend": _mend_help, "quantize": _quantize_help}

@@ -42,13 +42,21 @@ def load_gguf(file: Path, dtype: str | None = None) -> tuple[PreTrainedModel, di
     check_utf8("checkpoint", file)
     require("gguf", "gguf")
     _check_layers(file)
-    plain: dict[str, Any] = dict(gguf_file=file.name, local_files_only=True, trust_remote_code=False)
     try:
-        config = AutoConfig.from_pretrained(file.parent, **plain)
+        config = AutoConfig.from_pretrained(
+            file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
+        )
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         check_size(file, kind, config, file.stat().st_size)
-        plain |= dict(config=config, dtype=getattr(torch, dtype or "float32"), output_loading_info=True)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(file.parent, **plain)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            config=config,
+            dtype=getattr(torch, dtype or "float32"),
+            output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
     except Exception as error:  # from a damaged file to an architecture that transformers does not read
         said = printable((str(error).strip().splitlines() or [type(error).__name__])[0])
         raise ValueError(f"checkpoint {str(file)!r} cannot be read as GGUF: {said}") from error

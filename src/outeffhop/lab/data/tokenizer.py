@@ -157,8 +157,11 @@ def _of_gguf(file: Path) -> PreTrainedTokenizerFast:
     """The tokenizer in a GGUF file."""
     from transformers import AutoTokenizer
 
-    options = {"gguf_file": file.name, "local_files_only": True}
-    return _fast(AutoTokenizer.from_pretrained(str(file.parent), trust_remote_code=False, **options))
+    return _fast(
+        AutoTokenizer.from_pretrained(
+            str(file.parent), gguf_file=file.name, local_files_only=True, trust_remote_code=False
+        )
+    )
 
 
 def _fast(found: Any) -> PreTrainedTokenizerFast:

@@ -13,13 +13,13 @@ class CheckpointConfig:
     """A checkpoint, and the data it is measured on.
 
     Attributes:
-        checkpoint: folder of a run or of a saved model, a GGUF file, or a model's name on the Hugging Face hub.
+        checkpoint: folder of a run or a saved model, a GGUF file, or a name on the hub.
         data: as for `outeffhop data`; by default the data of the run.
         batch_size: samples per batch.
         batches: measure on at most this many batches; all by default.
         length: text: tokens per sample; by default as in the run, or 128.
         tokenizer: folder of the tokenizer, if the checkpoint has none.
-        task: what the model is measured on, if not what its architecture says; embedding compares outputs alone.
+        task: if not what the architecture says; embedding compares outputs alone.
         dtype: float32, bfloat16 or float16; by default as stored.
         device: cuda if available, otherwise cpu.
         trust_remote_code: run Python files that come with the checkpoint.
