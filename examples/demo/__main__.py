@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="within which seeds are added (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; numbers mean nothing")
     given = parser.parse_args()
-    settings = Settings(steps=6, mending_steps=4, batch=4) if given.quick else Settings()
+    settings = Settings(steps=6, mending_steps=4, batch=4, tested=1) if given.quick else Settings()
     began = time.monotonic()
     found = train_all(settings, 1 if given.quick else SEEDS, 60 * given.minutes - RESERVE)
     answers = recall()
@@ -129,7 +129,7 @@ def show(found: list[Found], answers: Recall) -> None:
     console = Console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in report.COLUMNS:
-        table.add_column(column, justify="left" if column == "model" else "right")
+        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=column == "model")
     for row in report.rows(found):
         table.add_row(*row)
     console.print(table)

@@ -75,15 +75,16 @@ def test_the_same_function_at_first(model, method):
     assert (logits(convert(model, method)) - before).abs().max() > 0.1
 
 
-def test_calibrated_sinks_are_near_the_trained_function(model):
+def test_calibration_starts_near_the_trained_function(model):
     before = scores(model, NEW)
-    plain = scores(convert(copy.deepcopy(model), "outeffhop"), NEW)
-    near = convert(model, "outeffhop", calibrate=TASK.batches(2, 32, seed=200), share=0.02)
-    shares = [share for layer in measure(near, TASK.batches(2, 32, seed=200)).attention for share in layer.no_op]
+    plain = scores(convert(copy.deepcopy(model), "gated-outeffhop"), NEW)
+    batches = TASK.batches(2, 32, seed=200)
+    near = convert(model, "gated-outeffhop", calibrate=batches, share=0.02)
+    shares = [share for layer in measure(near, batches).attention for share in layer.no_op]
     assert shares == pytest.approx([0.02] * 8, rel=0.05)
     found = scores(near, NEW)
-    assert abs(found["loss"] - before["loss"]) < min(0.05, plain["loss"] - before["loss"])
-    assert found["copies"] > before["copies"] - 0.02
+    assert abs(found["loss"] - before["loss"]) < 0.01 < plain["loss"] - before["loss"]
+    assert found["copies"] > before["copies"] - 0.01 > plain["copies"]
 
 
 def test_a_converted_model_comes_back_from_a_file(model, tmp_path):
@@ -98,10 +99,10 @@ def test_fewer_bits_cost_more(model):
     def loss(scheme):
         return evaluate(model, calibration, NEW, scores, scheme, seeds=1, calibration_batches=4).mean("loss")
 
-    full, sixteen, eight, six = scores(model, NEW)["loss"], loss("W16A16"), loss("W8A8"), loss("W6A6")
-    assert sixteen == pytest.approx(full, abs=2e-3)
-    assert eight == pytest.approx(full, abs=0.05)
-    assert six > eight + 0.05
+    full = scores(model, NEW)["loss"]
+    assert loss("W16A16") == pytest.approx(full, abs=1e-4)
+    assert loss("W8A8") == pytest.approx(full, abs=0.01)
+    assert loss("W5A5") > full + 0.05
 
 
 def test_mending_takes_the_outliers_and_leaves_what_was_learned(model):
@@ -112,8 +113,8 @@ def test_mending_takes_the_outliers_and_leaves_what_was_learned(model):
     penalty.remove()
     train(plain, 80, 2e-3, seed=1)
     after, unmended = measure(mended, NEW), measure(plain, NEW)
-    assert after.max_abs < before.max_abs / 2
+    assert after.max_abs < 0.7 * before.max_abs
     assert after.avg_kurtosis < before.avg_kurtosis / 2
-    assert unmended.max_abs > before.max_abs / 2
+    assert unmended.max_abs > 0.9 * before.max_abs
     assert scores(mended, NEW)["copies"] > 0.95
     assert scores(mended, NEW)["loss"] < scores(plain, NEW)["loss"] + 0.05
