@@ -39,7 +39,7 @@ class Settings:
     lr: float = 6e-3
     mending_lr: float = 2e-3
     batch: int = 16
-    penalty: float = 0.1
+    penalty: float = 0.03
     tested: int = 4  # batches of 64 sequences that models are measured on
 
     @property
@@ -95,7 +95,8 @@ def run(name: str, seed: int, settings: Settings, tell: Callable[[Told], None]) 
 
     found = [learn(name, settings.steps, settings.lr, TRAINING)]
     if name == "softmax":
-        penalty = OutlierPenalty(model, settings.penalty)  # from now on the loss contains the tail of the activations
+        # from now on the loss contains the tail of the activations, those inside the MLPs included
+        penalty = OutlierPenalty(model, settings.penalty, tensors="paper+inputs")
         found.append(learn(MENDED, settings.mending_steps, settings.mending_lr, MENDING))
         penalty.remove()
     return found
