@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; numbers mean nothing")
     given = parser.parse_args()
     settings = Settings(steps=6, mending_steps=4, batch=4, tested=1) if given.quick else Settings()
+    print(f"Small language models learn a task, two at a time: {given.minutes:g} minutes, or what one seed needs.")
     began = time.monotonic()
     found = train_all(settings, 1 if given.quick else SEEDS, 60 * given.minutes - RESERVE)
     answers = recall()
@@ -113,8 +114,8 @@ class Bars:
         if name not in self.tasks:
             self.tasks[name] = self.bars.add_task(text, total=total)
         self.bars.update(self.tasks[name], description=text, completed=step, visible=step < total)
-        if step == total and not self.live:
-            print(f"{text} after {step} steps", file=sys.stderr)
+        if not self.live and step % max(1, total // 3) == 0:
+            print(f"{text} after {step} steps of {total}", file=sys.stderr)
 
     def __enter__(self) -> Bars:
         self.bars.start()
