@@ -42,7 +42,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="within which seeds are added (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; numbers mean nothing")
     given = parser.parse_args()
-    settings = Settings(steps=6, mending_steps=4, batch=4) if given.quick else Settings()
+    settings = Settings(steps=6, mending_steps=4, batch=4, tested=1) if given.quick else Settings()
+    print(f"Small language models learn a task, two at a time: {given.minutes:g} minutes, or what one seed needs.")
     began = time.monotonic()
     found = train_all(settings, 1 if given.quick else SEEDS, 60 * given.minutes - RESERVE)
     answers = recall()
@@ -113,8 +114,8 @@ class Bars:
         if name not in self.tasks:
             self.tasks[name] = self.bars.add_task(text, total=total)
         self.bars.update(self.tasks[name], description=text, completed=step, visible=step < total)
-        if step == total and not self.live:
-            print(f"{text} after {step} steps", file=sys.stderr)
+        if not self.live and step % max(1, total // 3) == 0:
+            print(f"{text} after {step} steps of {total}", file=sys.stderr)
 
     def __enter__(self) -> Bars:
         self.bars.start()
@@ -129,7 +130,7 @@ def show(found: list[Found], answers: Recall) -> None:
     console = Console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in report.COLUMNS:
-        table.add_column(column, justify="left" if column == "model" else "right")
+        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=column == "model")
     for row in report.rows(found):
         table.add_row(*row)
     console.print(table)

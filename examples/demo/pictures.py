@@ -13,12 +13,13 @@ from training import MENDED, METHODS, Found
 
 # Okabe and Ito's palette, as in the library's figures
 COLOURS = dict(zip((*METHODS, MENDED), ("#000000", "#0072B2", "#009E73", "#D55E00"), strict=True))
+WIDTH = 5.4  # inches: letters stay readable on a phone
 SHOWN = 32  # the first symbols of a sequence, in the maps of attention
 
 
 def growth(found: Sequence[Found]) -> bytes:
     """The largest |x| over training: a line for each seed. Mending goes on where softmax ends."""
-    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
     axis = figure.subplots()
     end = max(each.steps[-1] for each in found if each.name != MENDED)
     for name, colour in COLOURS.items():
@@ -34,7 +35,7 @@ def growth(found: Sequence[Found]) -> bytes:
 
 def copies(found: Sequence[Found]) -> bytes:
     """How many symbols after a trigger are right, in floating point and in 8 bits: a dot for each seed."""
-    figure = Figure(figsize=(7.2, 2.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
     axis = figure.subplots()
     for row, (name, colour) in enumerate(COLOURS.items()):
         of_name = [each for each in found if each.name == name]
@@ -44,13 +45,13 @@ def copies(found: Sequence[Found]) -> bytes:
     axis.plot([], [], "o", color="#555555", label="in 8 bits")
     axis.set_yticks(range(len(COLOURS)), list(COLOURS))
     axis.set(xlabel="symbols after a trigger that are right, %", ylim=(len(COLOURS) - 0.5, -0.5))
-    axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.legend(frameon=False, loc="outside upper center", ncols=2)
     return _png(figure)
 
 
 def attention(found: Sequence[Found], triggers: int) -> bytes:
     """One head of each model, of one seed: what each symbol attends to, and how much goes to nothing."""
-    figure = Figure(figsize=(7.2, 7.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 6.0), layout="constrained")
     for axis, each in zip(figure.subplots(2, 2).flat, found, strict=True):
         head = each.maps[looks_back(each, triggers)][:SHOWN, :SHOWN]
         nothing = 1 - each.maps[looks_back(each, triggers)].sum(-1)[:SHOWN]
@@ -59,7 +60,7 @@ def attention(found: Sequence[Found], triggers: int) -> bytes:
         axis.imshow(picture, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
         for row in np.flatnonzero(_is_trigger(each.ids[:SHOWN], triggers)):
             axis.plot(SHOWN + 3.5, row, marker="<", color="#D55E00", markersize=5, clip_on=False)
-        axis.set_title(each.name, color=COLOURS[each.name], fontsize=11)
+        axis.set_title(each.name, color=COLOURS[each.name], fontsize=10)
         axis.set_xticks([0.5, 3], ["nothing", "start"], rotation=90)
         axis.set_yticks([])
         axis.spines[:].set_visible(False)
@@ -77,18 +78,18 @@ def looks_back(each: Found, triggers: int) -> tuple[int, int]:
 
 def memory(answers: Recall) -> bytes:
     """Queries above, answers below."""
-    figure = Figure(figsize=(7.2, 4.0), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
     lines = {"asked": answers.queries, "softmax\nanswers": answers.softmax, "softmax1\nanswers": answers.outeffhop}
     grid = figure.subplots(len(lines), len(answers.names))
     for (name, images), row in zip(lines.items(), grid, strict=True):
         for image, axis in zip(images, row, strict=True):
             axis.imshow(image, cmap="gray_r", vmin=-0.2, vmax=0.3)
             axis.set(xticks=[], yticks=[])
-        row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=11)
+        row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=10)
     for axis, name in zip(grid[0], answers.names, strict=True):
-        axis.set_title(name, fontsize=11)
+        axis.set_title(name, fontsize=9)
     for axis, share in zip(grid[-1], answers.nothing, strict=True):
-        axis.set_xlabel(f"nothing: {100 * share:.0f} %", fontsize=10)
+        axis.set_xlabel(f"nothing:\n{100 * share:.0f} %", fontsize=9)
     return _png(figure)
 
 
@@ -100,5 +101,5 @@ def _png(figure: Any) -> bytes:
     for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
     drawn = BytesIO()
-    figure.savefig(drawn, format="png", dpi=150, facecolor="white")
+    figure.savefig(drawn, format="png", dpi=200, facecolor="white")
     return drawn.getvalue()

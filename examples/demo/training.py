@@ -39,7 +39,8 @@ class Settings:
     lr: float = 6e-3
     mending_lr: float = 2e-3
     batch: int = 16
-    penalty: float = 0.1
+    penalty: float = 0.03
+    tested: int = 4  # batches of 64 sequences that models are measured on
 
     @property
     def total(self) -> int:
@@ -90,11 +91,12 @@ def run(name: str, seed: int, settings: Settings, tell: Callable[[Told], None]) 
             tell((f"{title}, seed {seed}", step, steps, curve.largest[-1]))
 
         train(model, steps, lr, settings.batch, data + seed, each)
-        return measured(title, seed, model, curve)
+        return measured(title, seed, model, curve, settings.tested)
 
     found = [learn(name, settings.steps, settings.lr, TRAINING)]
     if name == "softmax":
-        penalty = OutlierPenalty(model, settings.penalty)  # from now on the loss contains the tail of the activations
+        # from now on the loss contains the tail of the activations, those inside the MLPs included
+        penalty = OutlierPenalty(model, settings.penalty, tensors="paper+inputs")
         found.append(learn(MENDED, settings.mending_steps, settings.mending_lr, MENDING))
         penalty.remove()
     return found
@@ -148,12 +150,12 @@ class Curve:
         return measure(self.model, self.batches, attention=False).max_abs
 
 
-def measured(name: str, seed: int, model: nn.Module, curve: Curve) -> Found:
+def measured(name: str, seed: int, model: nn.Module, curve: Curve, batches: int) -> Found:
     """Outliers, attention and what 8 bits cost, on sequences the model has not seen."""
-    new = TASK.batches(4, 64, NEW)
+    new = TASK.batches(batches, 64, NEW)
     outliers = measure(model, new)
-    calibration = TASK.batches(8, 32, CALIBRATION)
-    cost = evaluate(model, calibration, new, copies_right, "W8A8", seeds=2, calibration_batches=4)
+    calibration = TASK.batches(2 * batches, 32, CALIBRATION)
+    cost = evaluate(model, calibration, new, copies_right, "W8A8", seeds=2, calibration_batches=batches)
     ids = new[0]["input_ids"][:1]
     model.eval()
     with torch.no_grad():

@@ -1,10 +1,7 @@
-"""Backcopy, a task on which outliers and parked attention appear within a minute of training on a CPU.
+"""Backcopy: a head that looks back has work after a trigger and none elsewhere.
 
-Most symbols are followed by what a Markov chain draws. A few are triggers: after a trigger comes the symbol before it
-once more. A head that looks back therefore has work after a trigger and none elsewhere, and softmax has to put its
-weight somewhere all the same. Every sequence begins with the same start symbol, where it ends up.
-
-The task is from Guo et al., "Active-Dormant Attention Heads" (arXiv 2410.13835).
+Softmax has to put its weight somewhere all the same. Every sequence begins with the same start symbol, where some of it
+ends up. The task is from Guo et al., "Active-Dormant Attention Heads" (arXiv 2410.13835).
 """
 
 from __future__ import annotations
@@ -20,9 +17,10 @@ START = 0
 
 
 class Backcopy:
-    """Sequences of the task, for a causal language model.
+    """Backcopy, a task for a causal language model on which outliers appear within a minute on a CPU.
 
-    Symbols 1 … ``triggers`` are the triggers; those after them are ordinary.
+    Symbols follow each other as a Markov chain draws them, but after a trigger comes the symbol before it once more.
+    0 begins every sequence, 1 … ``triggers`` are the triggers, and those after them are ordinary.
 
     Args:
         symbols: how many there are besides the start symbol.
