@@ -152,13 +152,14 @@ def _cost_table(report: DiagnosisReport) -> str:
     columns, rows = costs(report)
     classes = {word: _CLASSES[least] for least, word in VERDICTS.items()}
     head = "".join(f"<th>{escape(c)}</th>" for c in columns)
+    note = f"<p>{escape(report.no_int8)}</p>" if report.no_int8 else ""
     body = "\n".join(
         "<tr>"
         + "".join(f"<td>{escape(cell)}</td>" for cell in row[:-1])
         + f'<td class="{classes[row[-1]]}">{escape(row[-1])}</td></tr>'
         for row in rows
     )
-    return f'<div class="wide"><table class="costs">\n<tr>{head}</tr>\n{body}\n</table></div>'
+    return f'<div class="wide"><table class="costs">\n<tr>{head}</tr>\n{body}\n</table></div>{note}'
 
 
 def _advice(report: DiagnosisReport) -> str:
