@@ -46,7 +46,7 @@ def advise(
         found.append(
             Advice(
                 f"Mend it: 8 bits for {lost[0].words}, leave its outputs {lost[0].verdict}. Some minutes of "
-                f"fine-tuning against its outliers{_on_what(config)} make them cheaper.",
+                f"fine-tuning against its outliers{_on_what(config)} make 8 bits cost less.",
                 f"outeffhop mend {_named(config)} --data {data} --out mended{_tokenizer(config)}",
             )
         )

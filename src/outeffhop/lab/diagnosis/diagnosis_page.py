@@ -88,13 +88,13 @@ def idle_heads(report: DiagnosisReport) -> str:
     if not report.heads:
         return "What the heads attend to is unknown: this model's attention does not show its weights."
     found = report.parked
-    told = "These heads leave more than half of their attention on the first token, on special tokens or on nothing"
+    told = "more than half of their attention on the first token, on special tokens or on nothing"
     if not found:
-        return f"{told}: none of {report.heads}."
+        return f"None of {report.heads} heads leaves {told.replace('their', 'its')}."
     names = short_names([heads.name for heads in report.outliers.attention])
     by_name = dict(zip((heads.name for heads in report.outliers.attention), names, strict=True))
     where = "; ".join(f"{by_name[heads.name]}: {', '.join(map(str, idle))}" for heads, idle in found)
-    return f"{told}: {_counted_heads(report)}. {where}."
+    return f"{_counted_heads(report)} heads leave {told}, so they do little. {where}."
 
 
 def _counted_heads(report: DiagnosisReport) -> str:
