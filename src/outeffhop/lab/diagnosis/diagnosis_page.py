@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from html import escape
 
 from outeffhop.lab.diagnosis.diagnosis_report import Culprits, DiagnosisReport, SchemeCost
 from outeffhop.lab.diagnosis.opening import name_of
-from outeffhop.lab.diagnosis.verdicts import VERDICTS, verdict
+from outeffhop.lab.diagnosis.verdicts import VERDICTS, is_enough, verdict
 from outeffhop.lab.report.by_layer import COLOURS, FIRST_TOKEN, by_layer, first_token_by_layer, largest_by_layer
 from outeffhop.lab.report.html import Section, page, table
 from outeffhop.lab.report.outliers_page import number, outlier_sections, short_names
@@ -88,13 +89,13 @@ def idle_heads(report: DiagnosisReport) -> str:
     if not report.heads:
         return "What the heads attend to is unknown: this model's attention does not show its weights."
     found = report.parked
-    told = "These heads leave more than half of their attention on the first token, on special tokens or on nothing"
+    told = "more than half of their attention on the first token, on special tokens or on nothing"
     if not found:
-        return f"{told}: none of {report.heads}."
+        return f"None of {report.heads} heads leaves {told.replace('their', 'its')}."
     names = short_names([heads.name for heads in report.outliers.attention])
     by_name = dict(zip((heads.name for heads in report.outliers.attention), names, strict=True))
     where = "; ".join(f"{by_name[heads.name]}: {', '.join(map(str, idle))}" for heads, idle in found)
-    return f"{told}: {_counted_heads(report)}. {where}."
+    return f"{_counted_heads(report)} heads leave {told}, so they do little. {where}."
 
 
 def _counted_heads(report: DiagnosisReport) -> str:
@@ -108,14 +109,14 @@ def costs(report: DiagnosisReport) -> tuple[tuple[str, ...], list[tuple[str, ...
         (
             cost.scheme,
             cost.words,
-            *(_change(report, cost, name) for name in names),
-            _decibels(cost.sqnr_db),
             cost.verdict,
+            _decibels(cost.sqnr_db),
+            *(_change(report, cost, name) for name in names),
         )
         for cost in report.costs
     ]
     shown = ["same answer" if name == "agreement" else f"{name} (floating → 8 bits)" for name in names]
-    return ("scheme", "8 bits for", *shown, "SQNR dB", "outputs are"), rows
+    return ("scheme", "8 bits for", "outputs are", "SQNR dB", *shown), rows
 
 
 def _change(report: DiagnosisReport, cost: SchemeCost, name: str) -> str:
@@ -152,36 +153,42 @@ def _cost_table(report: DiagnosisReport) -> str:
     columns, rows = costs(report)
     classes = {word: _CLASSES[least] for least, word in VERDICTS.items()}
     head = "".join(f"<th>{escape(c)}</th>" for c in columns)
+    note = f"<p>{escape(report.no_int8)}</p>" if report.no_int8 else ""
     body = "\n".join(
-        "<tr>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row[:-1])
-        + f'<td class="{classes[row[-1]]}">{escape(row[-1])}</td></tr>'
+        "<tr>" + "".join(f'<td class="{classes.get(cell, "")}">{escape(cell)}</td>' for cell in row) + "</tr>"
         for row in rows
     )
-    return f'<div class="wide"><table class="costs">\n<tr>{head}</tr>\n{body}\n</table></div>'
+    return f'<div class="wide"><table class="costs">\n<tr>{head}</tr>\n{body}\n</table></div>{note}'
 
 
 def _advice(report: DiagnosisReport) -> str:
     items = "\n".join(
-        f"<li>{escape(advice.text)}" + (f"<pre>{escape(advice.command)}</pre>" if advice.command else "") + "</li>"
+        f"<li>{escape(advice.text)}" + (f"<pre>{_command(advice.command)}</pre>" if advice.command else "") + "</li>"
         for advice in report.advice
     )
     return f'<ol class="advice">\n{items}\n</ol>'
 
 
+def _command(text: str) -> str:
+    """A command whose flags are not torn apart at the end of a line."""
+    return re.sub(r"(--[\w-]+)", r'<span class="flag">\1</span>', escape(text))
+
+
 def _blame(culprits: Culprits) -> Section:
     most = culprits.left_out[-1].count if culprits.left_out else 0
     remedy = culprits.remedy
-    if culprits.sqnr_db >= 0 and remedy is not None:
-        end = f"With the first {remedy.count} in floating point the outputs are {verdict(remedy.sqnr_db)}."
+    if remedy is not None:
+        end = f" With the first {remedy.count} in floating point the outputs are {verdict(remedy.sqnr_db)}."
+    elif not is_enough(culprits.sqnr_db):
+        end = f" Leaving {most} in floating point is not enough: the error comes from many {culprits.units}."
     else:
         end = ""
     return Section(
         title_of(culprits),
         table(*blamed(culprits)) + table(*left_out(culprits)),
         f"8 bits for {SCHEMES[culprits.scheme].what}. Each of these was rounded alone, with all else in floating "
-        f"point; they are the {most} of {culprits.among} {culprits.units} whose own values 8 bits round worst. "
-        f"The second table rounds all but the first ones. {end}",
+        f"point, on a few samples; they are the {most} of {culprits.among} {culprits.units} whose own values 8 bits "
+        f"round worst. The second table rounds all but the first ones.{end}",
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Section", "page", "picture", "table"]
+__all__ = ["Section", "breakable", "page", "picture", "table"]
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1d2129; --soft: #5c6470; --line: #dfe3e8;
@@ -75,6 +76,7 @@ figure img { display: block; width: 100%; max-width: 60rem; height: auto; backgr
 figcaption { color: var(--soft); font-size: .85rem; margin-top: .3rem; max-width: 48rem; }
 pre { background: var(--card); border-radius: .4rem; padding: .5rem .7rem; margin: .3rem 0 .9rem; font-size: .85rem;
   white-space: pre-wrap; overflow-wrap: anywhere; }
+pre .flag { white-space: nowrap; }
 .advice li { margin: .5rem 0; max-width: 60rem; overflow-wrap: anywhere; }
 table.costs td { text-align: left; }
 table.costs th { text-align: left; }
@@ -83,8 +85,8 @@ table.costs td:first-child, table.costs th:first-child { white-space: nowrap; mi
 .conditions { color: var(--soft); font-size: .85rem; overflow-wrap: anywhere; }
 .conditions b { color: var(--text); font-weight: 600; }
 @media print {
-  :root { color-scheme: light; --text: #000; --soft: #444; --line: #bbb; --ground: #fff; --card: #fff; --none: #eee;
-    --good: #116329; --bad: #b3261e; --open: #7a5b00; --link: #000; }
+  :root { font-size: 11px; color-scheme: light; --text: #000; --soft: #444; --line: #bbb; --ground: #fff; --card: #fff;
+    --none: #eee; --good: #116329; --bad: #b3261e; --open: #7a5b00; --link: #000; }
   body { max-width: none; padding: 0; font-size: 11px; }
   section, figure, tr, h2, h3 { break-inside: avoid; }
   h2, h3 { break-after: avoid; }
@@ -127,7 +129,7 @@ def page(title: str, sections: Iterable[Section], head: str = "") -> str:
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Plain text in a table that scrolls sideways on a narrow page."""
     head = "".join(f"<th>{escape(c)}</th>" for c in columns)
-    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in _cells(row)) + "</tr>" for row in rows)
     return f'<div class="wide"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'
 
 
@@ -136,3 +138,13 @@ def picture(png: bytes, about: str, caption: str = "") -> str:
     said = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     data = base64.b64encode(png).decode()
     return f'<figure><img alt="{escape(about)}" src="data:image/png;base64,{data}">{said}</figure>'
+
+
+def breakable(name: str) -> str:
+    """A name as HTML that may go on in the next line after a point, a colon, a slash or an underscore."""
+    return re.sub(r"([.:_/])(?=\w)", r"\1<wbr>", escape(name))
+
+
+def _cells(row: Sequence[str]) -> list[str]:
+    """The cells as HTML; the first one is a name."""
+    return [breakable(cell) if i == 0 else escape(cell) for i, cell in enumerate(row)]
