@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from outeffhop.lab.paper import drawing, published
 from outeffhop.lab.paper.experiment import Figure, Table, Values, Verdict
-from outeffhop.lab.paper.ranking import judged, mean_std, surplus
+from outeffhop.lab.paper.ranking import judged, mean_std, places, surplus
 from outeffhop.lab.paper.training_runs import seeds_measured
 
 __all__ = [
@@ -130,8 +130,8 @@ def _lowest(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
     rows: list[list[Any]] = []
     for bits in BITS:
         near = at_equal_perplexity(candidates[bits])
-        for rank, c in enumerate(near[:3], start=1):
-            rows.append([bits, rank, str(c), mean_std(c.losses, 3), mean_std(c.perplexity)])
+        first = [(str(c), mean_std(c.losses, 3), mean_std(c.perplexity)) for c in near[:3]]
+        rows += [[bits, place, *row] for place, row in zip(places([loss for _, loss, _ in first]), first, strict=True)]
     tried = len(next(iter(candidates.values()), ()))
     return Table(
         "Lowest loss at equal perplexity",
@@ -148,8 +148,8 @@ def _rounded(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
     for bits in BITS:
         sums = [(c, [p + loss for p, loss in zip(c.perplexity, c.losses, strict=True)]) for c in candidates[bits]]
         finite = [(c, after) for c, after in sums if all(map(math.isfinite, after))]
-        for rank, (c, after) in enumerate(sorted(finite, key=lambda pair: mean(pair[1]))[:3], start=1):
-            rows.append([bits, rank, str(c), mean_std(after)])
+        first = [(str(c), mean_std(after)) for c, after in sorted(finite, key=lambda pair: mean(pair[1]))[:3]]
+        rows += [[bits, place, *row] for place, row in zip(places([sum_ for _, sum_ in first]), first, strict=True)]
     return Table("Lowest perplexity once rounded", ["bits", "rank", "combination", "perplexity"], rows, group="bits")
 
 

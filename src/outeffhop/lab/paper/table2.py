@@ -22,7 +22,7 @@ from outeffhop.lab.paper.experiment import (
     chosen,
     group_by,
 )
-from outeffhop.lab.paper.ranking import mean_std, surplus
+from outeffhop.lab.paper.ranking import entry_text, mean_std, places, surplus
 from outeffhop.lab.paper.trained_models import measured
 from outeffhop.lab.paper.training_runs import finished, folders_of, run_config, seeds_measured, steps_of, steps_said
 from outeffhop.lab.training import Result as RunResult
@@ -201,12 +201,14 @@ def _draw(means: Numbers, folder: Path) -> None:
 
 
 def rank(means: Numbers, data: str, horizon: int, field: str) -> int | None:
-    """The place of OutEffHop, 1 to 4; None if one of the four is missing or NaN."""
+    """The place of OutEffHop, 1 to 4, shared with numbers that look equal; None if one is missing or NaN."""
     try:
         numbers = {kind: means[data, horizon, kind][field] for kind in published.FORECASTERS}
     except KeyError:
         return None
-    return None if any(map(isnan, numbers.values())) else 1 + sum(n < numbers["outeffhop"] for n in numbers.values())
+    if any(map(isnan, numbers.values())):
+        return None
+    return dict(zip(numbers, places([entry_text(n) for n in numbers.values()]), strict=True))["outeffhop"]
 
 
 def top_two(means: Numbers) -> tuple[int, int]:
