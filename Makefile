@@ -17,8 +17,8 @@ setup: .venv/.installed ## the virtual environment with everything in it
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: setup ## a small OPT with softmax and with softmax1: outliers and 8 bits; takes minutes, writes demo/report.html
-	$(BIN)/python examples/demo.py
+demo: setup ## outliers as they grow, what 8 bits cost, and how they go: five minutes, writes demo/report.html
+	$(BIN)/python examples/demo
 
 # COVERAGE=1 counts the lines of src that run, in every process the tests start, and fails below 90 %
 test: setup ## every test except the slow ones

@@ -16,10 +16,9 @@ DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
 INTRODUCTION = """# What it costs
 
-Every figure is a ratio, measured side by side in one run by a script in `benchmarks/`. Contenders take turns in
-shuffled order; a ratio is the median over rounds of two times from the same round. 1.00 is vanilla attention: in a
-table of times lower is better, in a table of speeds higher is better. `benchmarks/results/` has the files, with
-quartiles. *Learned* is a learned sink."""
+See what the method costs you in time and memory. Every figure is a ratio to vanilla attention, measured in turns, the
+median over rounds: of times, lower is better; of speeds, higher. `benchmarks/results/` has the files, with
+quartiles."""
 
 Rows = list[dict[str, Any]]
 _NONE = "\N{EN DASH}"  # in a cell that was not measured
@@ -46,15 +45,16 @@ def attention() -> str:
                 ours = next((row for row in rows if row["contender"].startswith("ours")), None)
                 eager = next((row for row in rows if row["contender"] == "eager"), None)
                 line += [_ratio(ours), _times_faster(eager, ours)]
-                line += [_ratio(ours, "memory_ratio")] if which == passes[1] else []
             table.append(line)
-        header = ["(B, H, S, D)", "mask", "forward", "eager / ours", "forward+backward", "eager / ours", "memory"]
-        found.append(f"{_on(result)}\n\n{_table(header, table)}")
+        header = ["B×H×S×D", "mask", "forward", "eager", "with backward", "eager"]
+        most = max(float(row.get("memory_ratio") or 0) for row in result["rows"] if row["contender"].startswith("ours"))
+        found.append(f"{_on(result, f'at most {most:.2f} times the memory')}\n\n{_table(header, table)}")
     return _section(
         "Attention",
-        "`benchmarks/attention.py`: time and memory over the fastest of PyTorch's own kernels for the same call. On "
-        "the GPU it is the device's time, by CUDA graphs. *Eager* writes all scores. The forward pass reads and writes "
-        "the output once more; the backward pass costs nothing ([why](../src/outeffhop/ops/README.md)).",
+        "`benchmarks/attention.py`: time over the fastest of PyTorch's own kernels for the same call; on the GPU the "
+        "device's time, by CUDA graphs. *Eager*, which writes all scores, takes so many times as long as ours. The "
+        "forward pass reads and writes the output once more; the backward pass costs nothing "
+        "([why](../src/outeffhop/ops/README.md)).",
         found,
     )
 
@@ -173,7 +173,7 @@ def layers() -> str:
     ]
     header = [
         "layer",
-        *(f"{_device(r)}, [{r['batch']}, {r['length']}, {r['size']}], {r['heads']} heads" for r in given.values()),
+        *(f"{_device(r)}, {_shape((r['batch'], r['length'], r['size']))}, {r['heads']} heads" for r in given.values()),
     ]
     return _section(
         "Hopfield layers",
@@ -212,7 +212,7 @@ def observing() -> str:
             table = [
                 [
                     row["model"],
-                    f"{row['batch']} × {row['length']}",
+                    f"{row['batch']}×{row['length']}",
                     _ratio(row, "tensors_ratio"),
                     _ratio(row, "tensors_and_heads_ratio"),
                 ]
@@ -272,9 +272,10 @@ def _section(title: str, words: str, parts: Sequence[str]) -> str:
     return "\n\n".join([f"## {title}", words, *parts]) if parts else ""
 
 
-def _on(result: dict[str, Any]) -> str:
+def _on(result: dict[str, Any], more: str = "") -> str:
     busy = f", beside {result['busy']} processes that keep cores busy" if result.get("busy") else ""
-    return f"{_device(result)}, torch {result['torch'].split('+')[0]}, {result['date']}{busy}:"
+    also = f"; {more}" if more else ""
+    return f"{_device(result)}, torch {result['torch'].split('+')[0]}, {result['date']}{busy}{also}:"
 
 
 def _device(result: dict[str, Any]) -> str:
@@ -314,7 +315,7 @@ def _times_faster(slow: dict[str, Any] | None, fast: dict[str, Any] | None) -> s
 
 
 def _shape(shape: Sequence[int]) -> str:
-    return f"({', '.join(map(str, shape))})"
+    return "×".join(map(str, shape))
 
 
 if __name__ == "__main__":

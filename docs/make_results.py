@@ -9,11 +9,13 @@ Only the words below are written by hand. tests/docs/test_results_page.py checks
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shutil
 import tempfile
 from pathlib import Path
 
 from outeffhop.lab.paper import Settings, mil, run
+from outeffhop.lab.paper.experiment import Result
 from outeffhop.lab.paper.registry import NAMES, find
 from outeffhop.lab.paper.result_file import ResultFile
 from outeffhop.lab.paper.running import redraw
@@ -25,8 +27,7 @@ RESULTS = DOCS.parent / "results"
 PICTURES = DOCS / "pictures" / "results"
 INTRODUCTION = """# Results
 
-Each claim of the paper, and each option added since, judged by numbers measured again. In short, for models of 0.7 to
-23 million parameters:
+What the method gains, claim by claim, measured again. In short, for models of 0.7 to 23 million parameters:
 
 - **OPT** gains: softmax1 nearly halves its outliers, and W8A8 costs it less, at equal perplexity.
 - **BERT** changes in the same direction, but within the spread of three seeds.
@@ -35,79 +36,85 @@ Each claim of the paper, and each option added since, judged by numbers measured
 - As a memory, OutEffHop retrieves as well as the dense model, not better.
 - The theory's convergence and capacity results hold; five printed formulas need a correction.
 
-To remove the outliers of a trained model, see [Mend a checkpoint](howto/mend.md). To measure all of this yourself, see
+What mending does to trained models is in [Mend a checkpoint](howto/mend.md). To measure these numbers yourself, see
 [Reproduce the paper](howto/reproduce.md).
 """
 CLAIMS = """## All claims
 
-Every claim that at least two seeds can judge. A verdict is
-
-- *confirmed* or *contradicted* by these numbers, at the scale stated;
-- *not seen* if the difference is within two standard errors over seeds, or smaller than claimed;
-- *not as printed* if a formula needs a correction, which [Theory](theory.md) gives. It says nothing against the method.
-
-In *a against b*, a is with the method and b without it; ± is the standard deviation over seeds. *Seeds* counts those of
-the method with the fewest; *none*: nothing is random, or time was measured.
+Every claim that at least two seeds can judge, at the scale stated below. *Not seen*: the difference is within two
+standard errors over seeds, or smaller than claimed. *Not as printed*: a formula needs a correction, which
+[Theory](theory.md) gives; that says nothing against the method. In *a against b*, a is with the method; ± is the
+standard deviation over seeds. Seeds *none*: nothing is random, or time was measured.
 """
 DETAILS = """## Experiment by experiment
 
-In tables the best number of a column is bold and the second best underlined; equal numbers share a mark. Columns that
-begin with "paper" hold the paper's own numbers. `results/SCALE/NAME.json` has every number. The scale is *small*:
-models were trained in parallel on one GPU by `tools/small_results.sh`.
+In tables the best number of a column is bold and the second best underlined. `results/SCALE/NAME.json` and the page of
+`outeffhop reproduce` have every number, with the paper's beside it. The scale is *small*: models were trained in
+parallel on one GPU, from {first} to {last}.
 """
 # scale → what its headings add to the place in the paper
 SCALES = {"small-all-prose": " on all of the text", "small": "", "tiny": " at tiny scale"}
 # what the numbers alone do not say
 REMARKS = {
     ("small-all-prose", "table1"): """
-OPT's gain holds with all 317 training books (209 MB) and three seeds: each of OutEffHop's norms is below all of
-vanilla's, and W8A8 costs it 1.8 to 3.8 of perplexity instead of 3.9 to 15.5. BERT's norms are 94, 166 and 192 with
-vanilla, and 136, 71 and 112 with OutEffHop, whose perplexity is 0.2 to 1.4 higher with the same seed. The other runs at
-this scale did not record how many books they saw; judging by their perplexity, fewer.
+With all 317 training books (209 MB; 106,565 samples for OPT, 433,029 for BERT), each of OutEffHop's OPT norms is below
+all of vanilla's, and W8A8 costs it 1.8 to 3.8 of perplexity instead of 3.9 to 15.5. BERT's norms are 94, 166 and 192
+with vanilla, and 136, 71 and 112 with OutEffHop, whose perplexity is 0.2 to 1.4 higher with the same seed. The means
+are among the claims. Other runs did not record how many books they saw; judging by their perplexity, fewer.
 """,
     ("small", "table1"): """
-BERT and OPT show the paper's effect, BERT in one run of each method; [three seeds on more
-text](#table-1-on-all-of-the-text) show a smaller gap. With gates BERT's norms are 9 to 11, at 4 to 8 % more perplexity
-than vanilla. Clipped BERT starts without attention: with 128 tokens and the paper's γ = −0.025, weights below 3.1/128
-become 0 and pass no gradient (`tests/models/test_presets.py`). It learns late and ends 8 and 11 perplexity behind
-vanilla. ViT's norms grow with training, with softmax1 too; gated OutEffHop has the lowest. STanHop-Net has no outliers
-to remove.
-
-The paper's own table averages −21.9 % of kurtosis and −26.1 % of the norm over twelve pairs. Ours averages −17.2 % and
-−12.5 %, with nine of the pairs from one run each. The paper's exception, clipped OPT, is not one here: softmax1 nearly
-halves its kurtosis.
+One run of each method, except where ± is given. With gates BERT's norms are 9 to 11, at 4 to 8 % more perplexity.
+Clipped BERT starts without attention: with 128 tokens and the paper's γ = −0.025, weights below 3.1/128 become 0 and
+pass no gradient. ViT's norms grow with training, with softmax1 too; gated OutEffHop has the lowest. STanHop-Net has no
+outliers to remove. Over twelve pairs the paper's table averages −21.9 % of kurtosis and −26.1 % of the norm, ours
+−17.2 % and −12.5 %.
 
 Two runs of one seed differ on a GPU: vanilla OPT's first seed had a norm of 15.9 here and of 20.5 in [Beyond the
-paper](#beyond-the-paper). `results/small/tried.json` has other repeats, and shorter runs that had no outliers. OPT's
-rows of vanilla, clipped, clipped-outeffhop and gated, and ViT's gated and first vanilla run, were measured with TF32
-matrix products (an error of 0.0005 to 0.004 of an output's largest number). OPT is calibrated as in the paper, on 4
-batches with the 99.999th percentile; the others on 16 batches with running ranges.
+paper](#beyond-the-paper). OPT's vanilla, clipped, clipped-outeffhop and gated, and ViT's gated and first vanilla run
+were measured with TF32 matrix products (an error of 0.0005 to 0.004 of an output's largest number). OPT is calibrated
+as in the paper, on 4 batches with the 99.999th percentile, the others on 16 with running ranges.
 """,
     ("small", "training-outliers"): """
-In vanilla BERT the norms fall with depth, where the paper's grow. BERT's first FFN layer and first residual LayerNorm
-were not recorded, so the two claims of Figure 4 are not measured.
+In vanilla BERT the norms fall with depth, where the paper's grow. The two claims of Figure 4 are not measured, because
+BERT's first FFN layer and first residual LayerNorm were not recorded.
 """,
     ("small", "memory-capacity"): """
-The paper's polynomial model does not normalize its weights, so its answers leave the range of pixels and its error is
-large. Here only our normalized form was measured, which errs less than all others. On the built-in digits with 500
-images the errors are 3.50 (normalized), 35.0 (the authors'), and 3.61 (OutEffHop and the dense model).
+Our polynomial model normalizes its weights, and errs less than all others. The authors' does not, so its answers leave
+the range of pixels: on the built-in digits with 500 images the errors are 3.50 (normalized), 35.0 (the authors'), and
+3.61 (OutEffHop and dense).
 """,
     ("small", "convergence"): """
-OutEffHop is ahead of dense layers and behind sparse ones, in one run of each, on 20,000 images of CIFAR-10 (the paper
-has 50,000).
+OutEffHop is ahead of dense layers and behind sparse ones, in one run of each, on 20,000 of CIFAR-10's 50,000 images.
+""",
+    ("small", "noise-robustness"): """
+Images, models and Λ are those of Figure 5.
+""",
+    ("small", "mil"): """
+The polynomial model was not measured.
 """,
     ("small", "beyond"): """
 One trained model of each, and a single run says little: vanilla's W8A8 loss is 4.0 here, and 6.3, 8.9 and 10.2 with
-Table 1's three seeds. QK-norm lowers the loss most, but costs 1.6 to 4.8 % of perplexity. At equal perplexity (within
-2 %) gates per channel are best. Gates per head that see all features were worse than the paper's, and folding
-LayerNorms made no difference. The three combinations with the outlier penalty are not measured.
+Table 1's three seeds. QK-norm lowers the loss most, at 1.6 to 4.8 % more perplexity. Within 2 % of the best perplexity,
+gates per channel are best. Gates per head that see all features were worse than the paper's. Folding LayerNorms made no
+difference. The combinations with the outlier penalty are not measured.
 """,
 }
-# tables whose numbers stand elsewhere on the page
-REPEATED = {
-    ("small-all-prose", "table1"): ("With softmax1 against without",),
-    ("small", "table1"): ("OPT with options beyond the paper",),
-    ("small", "beyond"): ("Lowest perplexity once rounded",),
+# what the page leaves to the result files: what stands elsewhere on it, and what few readers look for
+EVERYWHERE = ("parameters", "paper: parameters", "scale", "torch", "date")
+_METRICS = ("FP perplexity", "W8A8 perplexity", "FP top-1 accuracy", "W8A8 top-1 accuracy", "FP MSE", "W8A8 MSE")
+PAPERS = tuple(f"paper: {column}" for column in ("avg kurtosis", "max inf norm", *_METRICS))  # diamonds in the figure
+LEFT_OUT = {
+    ("small-all-prose", "table1"): ("With softmax1 against without", "BERT", "OPT", "W8A8"),
+    ("small-all-prose", "training-outliers"): ("Maximum infinity norm", "layers"),
+    ("small", "table1"): ("OPT with options beyond the paper", *PAPERS),
+    ("small", "cost"): ("RAM, mean GB", "RAM, peak GB", "paper: RAM, GB"),
+    ("small", "training-outliers"): ("seeds",),
+    ("small", "noise-robustness"): ("images", "retrieval", "outliers"),
+    ("small", "beyond"): (
+        "Lowest loss at equal perplexity",
+        "Lowest perplexity once rounded",
+        "With folded LayerNorms",
+    ),
 }
 
 
@@ -120,16 +127,26 @@ def page() -> tuple[str, list[Path]]:
             assert result is not None, f"{path} has no result yet"
             shown[result.of + suffix] = path
             results[result.of + suffix] = result
-    parts = []
+    parts, known = [], set()
     for group in claim_groups(results).values():
         for title, result in group.items():
             path = shown[title]
             folder = f"pictures/{PICTURES.name}/{path.parent.name}/{path.stem}"
             key = (path.parent.name, path.stem)
-            section = markdown_of(result, folder, REMARKS.get(key, ""), title=title, without=REPEATED.get(key, ()))
+            said = without_captions(result) if result.name in known else result
+            known.add(result.name)
+            without = (*EVERYWHERE, *LEFT_OUT.get(key, ()))
+            section = markdown_of(said, folder, REMARKS.get(key, ""), title=title, without=without)
             parts.append(section.replace("\n### ", "\n#### ").replace("## ", "### ", 1))
-    text = "\n".join([INTRODUCTION, f"{CLAIMS}\n{claims_of(results)}", DETAILS, *parts])
-    return text, list(shown.values())
+    dates = sorted(str(result.conditions["date"]) for result in results.values())
+    details = DETAILS.format(first=dates[0].split(" to ")[0], last=max(date.split(" to ")[-1] for date in dates))
+    return "\n".join([INTRODUCTION, f"{CLAIMS}\n{claims_of(results)}", details, *parts]), list(shown.values())
+
+
+def without_captions(result: Result) -> Result:
+    """A result whose experiment is on the page already, at another scale: what it is about is said there."""
+    figures = [dataclasses.replace(figure, caption="") for figure in result.figures]
+    return dataclasses.replace(result, about="", figures=figures)
 
 
 def draw(path: Path, folder: Path) -> list[Path]:

@@ -23,7 +23,8 @@ sys.path[:0] = [str(ROOT / "tests/models"), str(ROOT / "tools")]
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from architectures import MATRIX  # noqa: E402
-from matrix_cells import CELLS, NotServed, subject  # noqa: E402
+from matrix_cells import CELLS  # noqa: E402
+from matrix_truth import NotServed, subject  # noqa: E402
 
 JSON, PAGE = ROOT / "docs/compatibility.json", ROOT / "docs/compatibility.md"
 SIGN = {"held": "✓", "not served": "·", "failed": "✗"}

@@ -1,4 +1,4 @@
-"""Error messages for names: unknown ones, paths that are not UTF-8, and packages that are not installed."""
+"""Names in messages: unknown ones, paths that are not UTF-8, packages that are not installed, and what may be shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["check_utf8", "did_you_mean", "known", "require"]
+__all__ = ["check_utf8", "did_you_mean", "known", "printable", "require"]
 
 # packages that pip knows by another name than the one they are imported by
 _PACKAGES = {"PIL": "pillow", "compressed_tensors": "compressed-tensors", "sklearn": "scikit-learn"}
@@ -52,3 +52,13 @@ def check_utf8(what: str, path: str | os.PathLike[str]) -> None:
         os.fspath(path).encode()
     except UnicodeEncodeError:
         raise ValueError(f"{what}={os.fspath(path)!r} is not UTF-8, which safetensors needs: rename it") from None
+
+
+def printable(text: object) -> str:
+    r"""The text with a backslash escape for every character that does not show, so that no terminal acts on it.
+
+    >>> printable("a\x1b[31mb\nc")
+    'a\\x1b[31mb\\nc'
+    """
+    text = str(text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -41,6 +41,10 @@ class Normalizer:
         """log n if fused attention can serve this normalizer, else None."""
         return None
 
+    def clipping(self, keys: int) -> tuple[float, float, float] | None:
+        """γ, ζ and log n for that many keys if the weights are a clipped softmax_n, else None."""
+        return None
+
     @property
     def learns(self) -> str | None:
         """The name of what is learned, "sink" or "alpha"; None if nothing is."""
@@ -114,8 +118,12 @@ class Clipped(Normalizer):
     def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
         from outeffhop.functional import clipped_softmax
 
-        gamma = self.gamma if self.gamma is not None else -self.alpha / max(scores.shape[-1], 1)  # type: ignore[operator]
-        return clipped_softmax(scores, gamma, self.zeta, self.n)
+        gamma, zeta, _ = self.clipping(scores.shape[-1])
+        return clipped_softmax(scores, gamma, zeta, self.n)
+
+    def clipping(self, keys: int) -> tuple[float, float, float]:
+        gamma = self.gamma if self.gamma is not None else -self.alpha / max(keys, 1)  # type: ignore[operator]
+        return gamma, self.zeta, math.log(self.n) if self.n > 0 else -math.inf
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def test_flags_end_up_in_the_config_and_the_numbers_on_stdout(capsys):
     assert printed.err == ""
     lines = printed.out.splitlines()
     assert lines[0].startswith("step 1/2  loss ")  # plain lines where there is no terminal
-    for words in ("runs/a after 2 steps", "perplexity", "max inf norm", "next: outeffhop outliers runs/a"):
+    for words in ("runs/a after 2 steps", "perplexity", "max inf norm", "next: outeffhop diagnose runs/a"):
         assert words in printed.out
     config = RunFolder("runs/a").config()
     assert (config.method, config.train.lr, config.train.seed) == ("gated-outeffhop", 1e-3, 3)

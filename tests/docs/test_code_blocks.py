@@ -60,7 +60,7 @@ def test_no_code_escapes():
 def test_the_quickstart_runs_a_walk_and_names_every_command():
     page = (ROOT / "docs" / "quickstart.md").read_text()
     run = [block.text for block in blocks(page) if block.language == "sh" and "not run" not in block.notes]
-    assert all(any(f"outeffhop {name}" in text for text in run) for name in ("train", "resume", "outliers", "quantize"))
+    assert all(any(f"outeffhop {name}" in text for text in run) for name in ("train", "resume", "diagnose", "quantize"))
     assert not [name for name in _COMMANDS if f"outeffhop {name}" not in page]
 
 

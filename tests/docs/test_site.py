@@ -94,14 +94,18 @@ def test_what_the_root_exports_is_on_the_list():
 
 def test_pages_and_examples_use_public_names_alone():
     modules = {f"outeffhop.{m}" for m in runpy.run_path(str(ROOT / "docs" / "hooks.py"))["MODULES"]} | {"outeffhop"}
-    texts = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *(ROOT / "examples").glob("*")]
+    texts = [
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "README.md",
+        *(ROOT / "examples").rglob("*.py"),
+        *(ROOT / "examples").rglob("*.ipynb"),
+    ]
     found = []
     for path in texts:
-        if path.is_file() and path.name != "demo.py":  # the demo is an experiment of ours
-            text = path.read_text().replace('\\"', "")
-            for module, names in re.findall(r"from (outeffhop[\w.]*) import ([\w, ]+)", text):
-                known = set(importlib.import_module(module).__all__) if module in modules else set()
-                found += [f"{path.name}: {module}.{n}" for n in map(str.strip, names.split(",")) if n not in known]
+        text = path.read_text().replace('\\"', "")
+        for module, names in re.findall(r"from (outeffhop[\w.]*) import ([\w, ]+)", text):
+            known = set(importlib.import_module(module).__all__) if module in modules else set()
+            found += [f"{path.name}: {module}.{n}" for n in map(str.strip, names.split(",")) if n not in known]
     assert not found
 
 

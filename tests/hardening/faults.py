@@ -11,6 +11,7 @@ A fork sees mounts of its own, which end with it: what they hold has to be copie
 import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ _RDONLY, _BIND, _REMOUNT, _REC, _PRIVATE = 1, 4096, 32, 16384, 1 << 18
 IMPORTED = (
     "matplotlib.backends.backend_agg",
     "matplotlib.backends.backend_svg",
+    "outeffhop.cli.evaluate",
     "outeffhop.cli.outliers",
     "outeffhop.cli.quantize",
     "outeffhop.cli.reproduce",
@@ -84,7 +86,7 @@ def _answer(steps, place):
     try:
         for name, *given in steps:
             code = STEPS[name](*given)
-            if name == "command":
+            if name in ("command", "load"):
                 print(code, file=codes)
         sys.stdout.flush()
         os._exit(0)
@@ -115,6 +117,28 @@ def read_only(folder):
     _own_mounts()
     _mount(os.fsencode(folder), folder, None, _BIND, None)
     _mount(None, folder, None, _BIND | _REMOUNT | _RDONLY, None)
+
+
+def memory(more):
+    """Leaves so many bytes of memory beyond what the process has."""
+    has = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (has + more, has + more))
+
+
+def load(checkpoint):
+    """As a command would end that loads a checkpoint."""
+    from outeffhop.models.checkpoint import load_checkpoint
+
+    try:
+        load_checkpoint(checkpoint)
+    except ValueError as error:
+        print(error)
+        return 2
+    return 0
+
+
+def write(path, text):
+    Path(path).write_text(text)
 
 
 def fill(folder, leave=0):
@@ -172,6 +196,9 @@ STEPS = {
     "copy": copy,
     "print to": print_to,
     "trap": trap,
+    "memory": memory,
+    "write": write,
+    "load": load,
 }
 
 

@@ -2,6 +2,7 @@
 
 import matrix
 import matrix_cells
+import matrix_truth
 import pytest
 import torch
 
@@ -36,10 +37,10 @@ def test_what_cannot_be_served_is_refused_unchanged(name, words):
 
 
 def test_another_method_is_not_taken_for_the_truth():
-    model, batch = matrix_cells.subject("BertForMaskedLM")
-    found = matrix_cells.run(matrix_cells.converted(model, "outeffhop"), batch)
+    model, batch = matrix_truth.subject("BertForMaskedLM")
+    found = matrix_truth.run(matrix_truth.converted(model, "outeffhop"), batch)
     with pytest.raises(AssertionError, match="from the truth"):
-        matrix_cells.held(found, matrix_cells.run(matrix_cells.by_hand(model, "clipped"), batch), "clipped")
+        matrix_truth.held(found, matrix_truth.run(matrix_truth.by_hand(model, "clipped"), batch), "clipped")
 
 
 def test_cells_are_kept_and_shown(tmp_path):

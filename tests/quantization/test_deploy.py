@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import architectures
 import pytest
 import tiny
 import torch
@@ -89,6 +90,25 @@ def test_what_is_loaded_computes_what_was_simulated(name, scheme, tmp_path):
     weights = dict(loaded.named_parameters())  # decompressed when it ran
     for layer in simulation_of(quantized).layout.sites:
         assert torch.equal(weights[f"{layer}.weight"], quantized.get_submodule(layer).weight)
+
+
+@pytest.mark.parametrize("name", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+def test_a_mixture_of_experts_is_loaded_with_its_experts(name, tmp_path):
+    quantized = quantize(architectures.build(name), name)
+    save_compressed(quantized, tmp_path / "saved")
+    loaded = type(quantized).from_pretrained(tmp_path / "saved").eval()
+    assert is_same(logits(loaded, name), logits(quantized, name))
+
+
+def test_what_transformers_cannot_load_is_refused_in_one_line(tmp_path):
+    model = architectures.build("Dinov2ForImageClassification")
+    quantized = simulate(model, "linear")
+    with Calibration(quantized), torch.no_grad():
+        quantized(pixel_values=torch.randn(2, 3, architectures.SIDE, architectures.SIDE))
+    with pytest.raises(ValueError, match=r"transformers cannot load a Dinov2ForImageClassification.*--int8") as refused:
+        save_compressed(freeze(quantized), tmp_path / "saved")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "saved").exists()
 
 
 def test_integers_and_grids_are_those_of_the_simulation(tmp_path):

@@ -7,11 +7,11 @@ import json
 from itertools import count
 from pathlib import Path
 
-from outeffhop.cli.console import print_json, print_table, progress
+from outeffhop.cli.console import print_json, print_table, progress, say
 from outeffhop.cli.options import Diagnose
 from outeffhop.lab.diagnosis.diagnosing import FILE, OTHER, PAGE, run_diagnosis
 from outeffhop.lab.diagnosis.diagnosis_config import DiagnosisConfig
-from outeffhop.lab.diagnosis.diagnosis_page import about, blamed, costs, left_out, parked
+from outeffhop.lab.diagnosis.diagnosis_page import about, blamed, costs, idle_heads, left_out, title_of
 from outeffhop.lab.diagnosis.diagnosis_report import DiagnosisReport
 from outeffhop.lab.diagnosis.opening import name_of
 from outeffhop.lab.report.outliers_page import worst_tensors
@@ -35,26 +35,27 @@ def run(options: Diagnose) -> None:
         return
     _show(report)
     if other is not None:
-        print()
+        say()
         _show(other)
     also = f", {out / OTHER}" if other is not None else ""
-    print(f"written to {out / PAGE} and {out / FILE}{also}")
+    say(f"written to {out / PAGE} and {out / FILE}{also}")
 
 
 def _show(report: DiagnosisReport) -> None:
-    print(f"{report.checkpoint}: {about(report)}")
-    print_table("What 8 bits cost", *costs(report))
+    say(report.checkpoint)
+    for line in about(report):
+        say(f"  {line}")
+    print_table("What 8 bits for weights and activations cost", *costs(report))
     for each in report.culprits:
         columns, rows = blamed(each)
-        title = f"Who is to blame: {SCHEMES[each.scheme].words}, {each.among} {each.units}"
-        print_table(title, columns, rows[:_SHOWN])
-        print_table("", *left_out(each))
+        print_table(f"{title_of(each)}, each rounded alone", columns, rows[:_SHOWN])
+        print_table(f"The same with the first of {each.among} left out", *left_out(each))
     print_table("Worst tensors", *worst_tensors(report.outliers, _SHOWN, report.tokens))
-    print(f"Heads that do little but attend to the first or special tokens: {parked(report) or 'unknown'}")
+    say(f"Heads\n  {idle_heads(report)}")
     for tensor, found in report.outliers.non_finite.items():
-        print(f"NOT FINITE: {found} values of {tensor}")
-    print("What to do")
+        say(f"NOT FINITE: {found} values of {tensor}")
+    say("What to do")
     for i, advice in enumerate(report.advice, 1):
-        print(f"  {i}. {advice.text}")
+        say(f"  {i}. {advice.text}")
         if advice.command is not None:
-            print(f"     {advice.command}")
+            say(f"     {advice.command}")

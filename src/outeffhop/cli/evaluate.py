@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from outeffhop._io import to_plain, write_whole
-from outeffhop.cli.console import print_json, print_table
+from outeffhop.cli.console import print_json, print_table, say
 from outeffhop.cli.options import Evaluate
 from outeffhop.lab.data import batches
 from outeffhop.lab.diagnosis.opening import open_checkpoint
@@ -53,4 +53,4 @@ def _show(result: dict[str, Any], options: Evaluate) -> None:
     )
     print_table(title, ("metric", "value"), [(k, f"{v:.6g}") for k, v in result["metrics"].items()])
     if options.out is not None:
-        print(f"written to {options.out / _FILE}")
+        say(f"written to {options.out / _FILE}")

@@ -56,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, RuntimeError) as error:
         print_error(error)
         return 1
+    except MemoryError as error:
+        print_error(f"the memory does not suffice; a smaller --batch-size may help {error}".strip())
+        return 1
     except KeyboardInterrupt:
         return 130
     return 0

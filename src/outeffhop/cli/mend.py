@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from outeffhop.cli.console import print_error, print_json, print_table
+from outeffhop.cli.console import print_error, print_json, print_table, say
 from outeffhop.cli.options import Mend, Resume
 from outeffhop.lab.mending import MendConfig, MendReport, resume_mending
 from outeffhop.lab.mending.mending_page import cost_table
@@ -41,7 +40,7 @@ def _interruptible(out: str, work: Callable[[], MendReport]) -> MendReport:
 
 
 def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(text, beside=True)
 
 
 def _show(report: MendReport, out: Path, as_json: bool) -> None:
@@ -51,4 +50,4 @@ def _show(report: MendReport, out: Path, as_json: bool) -> None:
     kept = "architecture unchanged" if report.method == "vanilla" else report.method
     title = f"{report.checkpoint} on {report.data}, {report.steps:,} steps, {report.seconds / 60:.1f} min, {kept}"
     print_table(title, *cost_table(report))
-    print(f"written to {out / 'model'}, {out / 'mend.json'} and {out / 'mend.html'}")
+    say(f"written to {out / 'model'}, {out / 'mend.json'} and {out / 'mend.html'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outeffhop._io import to_plain, write_whole
-from outeffhop.cli.console import print_json, print_table, progress
+from outeffhop.cli.console import print_json, print_table, progress, say
 from outeffhop.cli.options import Outliers
 from outeffhop.lab.data import batches
 from outeffhop.lab.data.tokenizer import marking_ids
@@ -61,13 +61,13 @@ def _show(report: OutlierReport, out: Path, as_json: bool) -> None:
         for h in report.attention
     ]
     if not heads:
-        print("No heads: this model computes attention in its own way, which cannot be looked into.")
+        say("No heads: this model computes attention in its own way, which cannot be looked into.")
     else:
         named = ("attention", "first token", "special tokens", "no-op 1 − γ", "largest probability")
         print_table("Heads: mean (largest)", named, heads)
     for name, found in report.non_finite.items():
-        print(f"NOT FINITE: {found} values of {name}")
-    print(f"written to {out / 'outliers.json'} and {out / 'outliers.html'}")
+        say(f"NOT FINITE: {found} values of {name}")
+    say(f"written to {out / 'outliers.json'} and {out / 'outliers.html'}")
 
 
 def _range(values: tuple[float, ...]) -> str:

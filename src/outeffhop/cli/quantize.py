@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from outeffhop.cli.console import print_json, print_table, progress
+from outeffhop.cli.console import print_json, print_table, progress, say
 from outeffhop.cli.options import Quantize
 from outeffhop.lab.data import batches
 from outeffhop.lab.data.samples import random_batches
@@ -167,7 +167,7 @@ def _show(report: QuantizationReport, out: Path | None) -> None:
     if report.saved is not None:
         _show_saved(report, report.saved)
     if out is not None:
-        print(f"written to {out / _FILE}")
+        say(f"written to {out / _FILE}")
 
 
 def _show_saved(report: QuantizationReport, saved: Saved) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 
 import torch
 
 from outeffhop._io import check_folder
-from outeffhop.cli.console import print_json, print_table, speaks
+from outeffhop.cli.console import print_json, print_table, say, speaks
 from outeffhop.cli.options import Reproduce
 from outeffhop.lab.paper.experiment import Experiment, Result, Settings, Table
 from outeffhop.lab.paper.paper_settings import repeats
@@ -47,14 +46,14 @@ def run(options: Reproduce) -> None:
         results.append(result)
         if not options.json:
             show(result)
-            print(f"written to {settings.out / experiment.name}.json and {page}\n")
+            say(f"written to {settings.out / experiment.name}.json and {page}", "")
     if options.json and speaks():
         print_json([json.loads(result.to_json()) for result in results])
 
 
 def _tell(line: str) -> None:
     if speaks():
-        print(line, file=sys.stderr)
+        say(line, beside=True)
 
 
 def _seeded(experiment: Experiment, settings: Settings, options: Reproduce) -> Settings:
@@ -84,7 +83,7 @@ def _dry_run(experiments: list[Experiment], settings: Settings, options: Reprodu
                     if row.part == part
                 ],
             )
-            print()
+            say()
 
 
 def _said(value: object) -> str:
@@ -145,13 +144,14 @@ def _settings(options: Reproduce) -> Settings:
 
 
 def show(result: Result) -> None:
-    print(f"{result.of}: {result.about}\n")
+    say(f"{result.of}: {result.about}", "")
     for table in result.tables:
         _show_table(table)
     for verdict in result.verdicts:
         behind = f" ({verdict.seeds_said})" if verdict.seeds is not None else ""
-        print(f"{verdict.verdict.upper()}{behind}: {verdict.claim}\n    {verdict.numbers}")
-    print_table("\nConditions", ("", ""), [(str(k), entry_text(v)) for k, v in result.conditions.items()])
+        say(f"{verdict.verdict.upper()}{behind}: {verdict.claim}", f"    {verdict.numbers}")
+    say()
+    print_table("Conditions", ("", ""), [(str(k), entry_text(v)) for k, v in result.conditions.items()])
 
 
 def _show_table(table: Table) -> None:
@@ -162,5 +162,5 @@ def _show_table(table: Table) -> None:
     ]
     print_table(table.title, list(table.columns), rows)
     if marked:
-        print("  * best, + second best" + (f" for each {table.group}" if table.group else ""))
-    print(f"  {table.note}\n" if table.note else "")
+        say("  * best, + second best" + (f" for each {table.group}" if table.group else ""))
+    say(*([f"  {table.note}", ""] if table.note else []))

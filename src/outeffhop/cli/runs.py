@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outeffhop._io import read_json
-from outeffhop.cli.console import print_error, print_json, print_table
+from outeffhop.cli.console import print_error, print_json, print_table, say
 from outeffhop.cli.options import Runs
 from outeffhop.lab.training import Result, RunFolder
 from outeffhop.quantization import QuantizationReport
@@ -60,7 +60,7 @@ def run(options: Runs) -> None:
         print_json(runs)
         return
     if not runs:
-        print(f"no runs in {root}; start one with: outeffhop train --data builtin:text --out {root}/a")
+        say(f"no runs in {root}; start one with: outeffhop train --data builtin:text --out {root}/a")
         return
     print_table(
         f"Runs in {root}",

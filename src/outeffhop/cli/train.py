@@ -12,7 +12,7 @@ import torch.distributed
 
 from outeffhop._io import to_plain
 from outeffhop.cli import mend as mend_command
-from outeffhop.cli.console import print_error, print_json, print_table, speaks
+from outeffhop.cli.console import print_error, print_json, print_table, say, speaks
 from outeffhop.cli.options import Resume, Train
 from outeffhop.lab.mending.stages import mending_file
 from outeffhop.lab.training import Result, RunConfig, RunFolder
@@ -70,7 +70,7 @@ def _show_plan(run: RunConfig, as_json: bool) -> None:
     if as_json:
         print_json({"config": to_dict(resolved), "estimate": dataclasses.asdict(found)})
         return
-    print(to_yaml(resolved))
+    say(*to_yaml(resolved).split("\n"))
     rows = [
         ("parameters", f"{found.parameters:,}"),
         ("samples per step", f"{found.samples_per_step:,}"),
@@ -97,7 +97,7 @@ def _show(result: Result, out: str, as_json: bool) -> None:
     best = "" if result.best_step is None else f"; the best was step {result.best_step}"
     title = f"{out} after {result.steps} steps{', stopped early' if result.stopped_early else ''}{best}"
     print_table(title, ("metric", "validation"), [(k, f"{v:.4g}") for k, v in values.items()])
-    print(f"The model is in {Path(out) / 'model'}; next: outeffhop outliers {out} --out {out}/report")
+    say(f"The model is in {Path(out) / 'model'}; next: outeffhop diagnose {out}")
 
 
 def _duration(seconds: float) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,8 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from outeffhop._io import read_json
-from outeffhop._naming import check_utf8, known
+from outeffhop._naming import check_utf8, known, printable
+from outeffhop.models.asked_sizes import check_counts, check_size
 from outeffhop.models.gguf import is_gguf, load_gguf
 from outeffhop.models.remote_code import foreign_class, refuse_code
 from outeffhop.models.stanhop import StanhopForForecasting
@@ -44,26 +48,55 @@ def load_checkpoint(
         known("dtype", dtype, DTYPES)
     folder = Path(path)
     if is_gguf(folder):
-        return load_gguf(folder, dtype)
+        with _no_load_report():
+            model, info = load_gguf(folder, dtype)
+        _check_weights(folder, model, info)
+        return model.eval()
     if not folder.is_dir():
         raise ValueError(f"checkpoint {str(folder)!r} is not a folder: give one that save_pretrained wrote")
     check_utf8("checkpoint", folder)
-    tensors = _check_files(folder)
-    kind: Any = _architecture(folder, trust_remote_code, tensors)
+    tensors, stored = _check_files(folder)
+    kind, config = _architecture(folder, trust_remote_code, tensors)
+    if kind.__module__.startswith(("transformers.", "outeffhop.")):  # others are the checkpoint's own, which may do all
+        check_size(folder / "config.json", kind, config, stored)
     wanted = {} if dtype is None else {"dtype": getattr(torch, dtype)}
     try:
-        model, info = kind.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **wanted
-        )
+        with _no_load_report():
+            loaded: Any = kind.from_pretrained(
+                folder,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # _check_weights refuses them, by name
+                **wanted,
+            )
     except Exception as error:  # a config that does not match its weights can fail anywhere in transformers
         raise ValueError(f"checkpoint {str(folder)!r} does not fit {kind.__name__}: {_first_line(error)}") from error
+    model, info = loaded
     _check_weights(folder, model, info)
-    return model.eval()
+    return model.eval()  # type: ignore[no-any-return]
 
 
-def _check_files(folder: Path) -> int:
-    """Checks the weight files; returns the number of tensors they hold."""
-    tensors = 0
+@contextmanager
+def _no_load_report() -> Iterator[None]:
+    """Without the table that transformers logs about weights that do not fit: our errors name them, and on one line."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    handlers = list(logging.getLogger("transformers").handlers)
+    for handler in handlers:
+        handler.addFilter(keep)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(keep)
+
+
+def _check_files(folder: Path) -> tuple[int, int]:
+    """Checks the weight files; returns the number of tensors they hold, and their bytes."""
+    tensors = stored = 0
     if (folder / _INDEX).is_file():
         shards = _read_object(folder / _INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
@@ -79,7 +112,7 @@ def _check_files(folder: Path) -> int:
         if not file.is_file():
             others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
             remedy = (
-                f"; {others[0]} is a pickle, which is not read: save the model again with save_pretrained"
+                f"; {printable(others[0])} is a pickle, which is not read: save the model again with save_pretrained"
                 if others
                 else ""
             )
@@ -88,8 +121,9 @@ def _check_files(folder: Path) -> int:
             with safe_open(file, framework="pt") as opened:
                 tensors += len(opened.keys())
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file} is damaged or cut short: {error}") from error
-    return tensors
+            raise ValueError(f"{file} is damaged or cut short: {printable(error)}") from error
+        stored += file.stat().st_size
+    return tensors, stored
 
 
 def _read_object(file: Path) -> dict[str, Any]:
@@ -99,7 +133,7 @@ def _read_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def _architecture(folder: Path, trust: bool, tensors: int) -> type[PreTrainedModel]:
+def _architecture(folder: Path, trust: bool, tensors: int) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
     if not (folder / "config.json").is_file():
         raise ValueError(f"checkpoint {str(folder)!r} has no config.json: save_pretrained did not write it")
     content = _read_object(folder / "config.json")
@@ -113,27 +147,22 @@ def _architecture(folder: Path, trust: bool, tensors: int) -> type[PreTrainedMod
     names = content.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{folder / 'config.json'}: architectures={names!r} is not a list of names")
+    check_counts(folder / "config.json", content, tensors)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
     except Exception as error:  # its fields may hold anything
         raise ValueError(f"{folder / 'config.json'}: {_first_line(error)}") from error
-    for name, value in content.items():
-        # every layer has tensors; without this check, building a hundred million layers would take hours to fail
-        # (Qwen's max_window_layers is not a count: it is the layer from which a window is used)
-        counts = name.endswith("layers") and not name.startswith("max_")
-        if counts and isinstance(value, int) and not -1 < value <= tensors:
-            raise ValueError(f"{folder / 'config.json'}: {name}={value}, but there are only {tensors} tensors")
     if not names:  # a config that was saved without a model
         names = [kind.__name__ for kind in _base(config)]
     own = foreign_class(folder, names) if trust else None
     if own is not None:
-        return own
+        return own, config
     for name in names:
         if name == StanhopForForecasting.__name__:
-            return StanhopForForecasting
+            return StanhopForForecasting, config
         kind = getattr(transformers, name, None)
         if isinstance(kind, type) and issubclass(kind, PreTrainedModel):
-            return kind
+            return kind, config
     raise ValueError(
         f"{folder / 'config.json'}: architecture {', '.join(map(repr, names)) or 'None'} of model_type "
         f"{content.get('model_type')!r} is unknown to transformers {transformers.__version__}"
@@ -143,7 +172,7 @@ def _architecture(folder: Path, trust: bool, tensors: int) -> type[PreTrainedMod
 def _first_line(error: Exception) -> str:
     """An error's message on one line; the cause is often in the second line of transformers' messages."""
     lines = str(error).strip().splitlines()
-    return " ".join(" ".join(lines[:2]).split()) or type(error).__name__
+    return printable(" ".join(" ".join(lines[:2]).split())) or type(error).__name__
 
 
 def _base(config: PreTrainedConfig) -> list[Any]:
@@ -157,13 +186,18 @@ def _check_weights(folder: Path, model: PreTrainedModel, info: dict[str, Any]) -
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ValueError(
-            f"checkpoint {str(folder)!r} lacks weights of {type(model).__name__}: {missing[0]}{more}; "
+            f"checkpoint {str(folder)!r} lacks weights of {type(model).__name__}: {printable(missing[0])}{more}; "
             "they would be random"
+        )
+    for name, stored, wanted in sorted(info.get("mismatched_keys", ())):
+        raise ValueError(
+            f"checkpoint {str(folder)!r} does not fit {type(model).__name__}: {printable(name)} has shape "
+            f"{list(stored)}, but by config.json it has {list(wanted)}"
         )
     extra = [name for name in info.get("unexpected_keys", ()) if _is_of_a_layer(name, model)]
     if extra:
         raise ValueError(
-            f"checkpoint {str(folder)!r} has layers that its config.json does not ask for: {min(extra)}; "
+            f"checkpoint {str(folder)!r} has layers that its config.json does not ask for: {printable(min(extra))}; "
             "they would be ignored"
         )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:

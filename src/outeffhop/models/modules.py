@@ -227,8 +227,11 @@ def num_heads(module: Any) -> int:
 
 
 def _embed_dim(module: Any) -> int:
+    """The size of the module's input."""
     size = getattr(module, "embed_dim", None)
-    return int(size if isinstance(size, int) else module.config.hidden_size)
+    if not isinstance(size, int):  # some models are wider from stage to stage, such as Swin
+        size = getattr(getattr(module, "q_proj", None), "in_features", module.config.hidden_size)
+    return int(size)
 
 
 def _head_dim(module: Any) -> int:

@@ -74,7 +74,7 @@ def save_compressed(
         state |= {f"{name}.{key}": value for key, value in _tensors(state.pop(f"{name}.weight"), weight, received)}
     with whole_folder(path) as side:
         try:
-            quantized.save_pretrained(side, state_dict=dict(state))
+            quantized.save_pretrained(side, state_dict=dict(state), **_format(quantized))
         except SafetensorError as error:  # safetensors' own class for errors of the system
             raise OSError(f"{os.fspath(path)!r} could not be written: {error}") from error
         _write_config(side / "config.json", _entry(quantized, simulation.scheme, set(layers)))
@@ -221,6 +221,13 @@ def _entry(model: nn.Module, scheme: Scheme, layers: set[str]) -> dict[str, Any]
     return {**config.model_dump(mode="json"), "version": package.__version__}
 
 
+def _format(model: nn.Module) -> dict[str, Any]:
+    """Checkpoints on the hub have one matrix for each expert, which transformers merges as it loads them. Of quantized
+    checkpoints it merges only experts packed in 4 bits, so ours, in floating point, are saved merged."""
+    merged = any("experts" in name and p.dim() == 3 for name, p in model.named_parameters())
+    return {"save_original_format": False} if merged else {}
+
+
 def _write_config(file: Path, entry: dict[str, Any]) -> None:
     content = _plain(read_json(file))
     write_json(file, {**content, "dtype": "float32", "quantization_config": entry})
@@ -236,7 +243,13 @@ def _plain(config: Any) -> Any:
 
 def _check_loaded(kind: type[PreTrainedModel], folder: Path, state: Tensors) -> None:
     """Raises a ValueError unless ``from_pretrained`` gives back every tensor, in full precision."""
-    loaded = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True).state_dict()
+    try:
+        loaded = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True).state_dict()
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise ValueError(
+            f"transformers cannot load a {kind.__name__} in compressed-tensors: use export_int8 (--int8); it says: "
+            + str(error).partition("\n")[0]
+        ) from error
     for name, tensor in state.items():
         found = loaded.get(name)
         wanted = tensor.float() if tensor.is_floating_point() else tensor

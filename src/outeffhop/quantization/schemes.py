@@ -83,7 +83,12 @@ class Scheme:
 
     @property
     def words(self) -> str:
-        """What is rounded, and how: "W8A8 of Linear layers, static per tensor"."""
+        """The bits, what is rounded, and how: "W8A8 of Linear layers, static per tensor"."""
+        return f"{self.bits} of {self.what}"
+
+    @property
+    def what(self) -> str:
+        """What is rounded, and how: "Linear layers, static per tensor"."""
         where = "everything" if self.placement == "paper" else "Linear layers"
         if self.floating:
             where += f" in {self.weights.bits}-bit floating point"
@@ -95,7 +100,7 @@ class Scheme:
             how = "static, weights per channel"
         else:
             how = "static per tensor"
-        return f"{self.bits} of {where}, {how}"
+        return f"{where}, {how}"
 
     def __str__(self) -> str:
         return f"{self.bits} {self.name}"

@@ -7,7 +7,8 @@ from functools import partial
 from torch import Tensor
 
 from outeffhop.methods import Normalizer
-from outeffhop.ops import attention, attention_varlen
+from outeffhop.ops import attention, attention_varlen, clipped
+from outeffhop.ops.call import prepare
 from outeffhop.ops.eager import eager_attention
 from outeffhop.ops.window import Packed
 
@@ -29,7 +30,7 @@ def attend(
     window: tuple[int, int] | None = None,
     packed: Packed | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention by a method's normalizer: fused if it is softmax_n and the weights are not needed, else eager.
+    """Attention by a method's normalizer: fused if a kernel has it and the weights are not needed, else eager.
 
     Args:
         normalizer: turns scores into weights.
@@ -55,6 +56,12 @@ def attend(
             return out.transpose(0, 1)[None], None  # type: ignore[union-attr]
         out = attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa=True, sink=sink, window=window)
         return out, None  # type: ignore[return-value]  # without return_lse it is one tensor
+    clipping = normalizer.clipping(key.shape[-2]) if query.is_cuda and not need_weights else None
+    if clipping is not None:
+        gamma, zeta, log_n = clipping
+        call = prepare(query, key, value, mask, dropout_p, is_causal, scale, True, log_n, False, window, packed)
+        if clipped.why_not(call) is None:
+            return clipped.attend(call, gamma, zeta), None
     weigh = partial(normalizer, learned=learned)
     out, weights = eager_attention(
         query, key, value, weigh, mask, dropout_p, is_causal, scale, enable_gqa=True, window=window, packed=packed

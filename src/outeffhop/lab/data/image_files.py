@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outeffhop._naming import require
+from outeffhop._naming import printable, require
 from outeffhop.lab.data import builtin, hub
 from outeffhop.lab.data.files import DAMAGED, by_split, digest_of, files_under, open_packed, split_word, suffix
 from outeffhop.lab.data.samples import SPLITS
@@ -27,6 +28,7 @@ __all__ = ["ImageData", "LabelledImages", "load_images", "read_npz"]
 
 _MOST_DIMENSIONS = 4  # of an idx file: N, H, W, C
 _MOST_CLASSES = 1 << 20
+_DEFLATED = 1032  # bytes that a byte can stand for at most
 _LOOKED_AT = 100  # evenly spaced images, to find out whether there is colour
 _SHARE = 0.1  # of the training images, for each missing split
 
@@ -250,11 +252,28 @@ def read_npz(file: Path, names: Sequence[str], needs: str) -> list[NDArray[Any]]
     """Arrays of an npz file by name, without pickle; ``needs`` says in error messages what the file must contain."""
     try:
         with np.load(file, allow_pickle=False) as found:
+            _check_npz(found.zip)
             arrays = [found[name] for name in names]
     except Exception as error:  # zip, compression and numpy each have their own errors for damaged files
         said = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{file} cannot be read: {said}. It must contain {needs}") from error
     return arrays
+
+
+def _check_npz(archive: zipfile.ZipFile) -> None:
+    """Raises a ValueError if an array's header says more bytes than follow it: NumPy makes the array, then reads."""
+    for entry in archive.infolist():
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(
+                f"{printable(entry.filename)} is compressed in another way than numpy.savez_compressed does"
+            )
+        with archive.open(entry) as array:
+            version = np.lib.format.read_magic(array)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(array)
+            follow = min(entry.file_size, _DEFLATED * entry.compress_size) - array.tell()
+        if not dtype.hasobject and math.prod(shape) * dtype.itemsize > follow:
+            raise ValueError(f"{printable(entry.filename)} says shape {shape} of {dtype}, but {follow} bytes follow")
 
 
 def _checked(file: Path, images: Any, labels: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

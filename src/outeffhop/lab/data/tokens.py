@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from outeffhop._naming import printable
 from outeffhop.lab.data.corpus import Corpus, pieces
 from outeffhop.lab.data.disk_cache import DiskCache
 from outeffhop.lab.data.masking import MaskedBatch
@@ -215,7 +216,7 @@ def _progress(what: str) -> Iterator[Callable[[int], None]]:
     named = TextColumn("{task.description}", markup=False)
     columns = (SpinnerColumn(), named, TextColumn("{task.completed:,} characters"))
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(printable(what), total=None)
         yield lambda characters: bar.advance(task, characters)
 
 

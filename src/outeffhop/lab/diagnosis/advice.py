@@ -37,14 +37,18 @@ def advise(
         data = shlex.quote(config.data or _OWN)
         found.append(
             Advice(
-                f"Mend it: it is {lost[0].verdict} by {lost[0].words}. Fine-tuned against its outliers for some "
-                f"minutes{_on_what(config)}, it can do without exceptions.",
+                f"Mend it: 8 bits for {lost[0].words}, leave its outputs {lost[0].verdict}. Some minutes of "
+                f"fine-tuning against its outliers{_on_what(config)} let most models survive them, with no tensor "
+                "left in floating point.",
                 f"outeffhop mend {_named(config)} --data {data} --out mended{_tokenizer(config)}",
             )
         )
     elif lost:
         found.append(
-            Advice(f"outeffhop mend does not serve this model, which is {lost[0].verdict} by {lost[0].words}.")
+            Advice(
+                f"8 bits for {lost[0].words}, leave its outputs {lost[0].verdict}, and outeffhop mend does not serve "
+                "this model."
+            )
         )
     return tuple(found)
 
@@ -54,18 +58,20 @@ def _enough(config: DiagnosisConfig, costs: Sequence[SchemeCost], saves: bool) -
     simplest = next((cost for cost in costs if cost.is_enough), None)
     if simplest is None:
         best = max(costs, key=lambda cost: cost.sqnr_db)
-        return [Advice(f"No scheme is enough in 8 bits. The best is {best.words}: {_said(best)}.")]
+        return [Advice(f"No scheme is enough. The best is 8 bits for {best.words}: {_said(best)}.")]
     whole = " Every tensor can be an integer." if simplest.scheme == "paper" else ""
-    found = [Advice(f"Enough: {simplest.words}: {_said(simplest)}.{whole}", _quantize(config, simplest, saves))]
+    text = f"This scheme is enough: 8 bits for {simplest.words}. {_said(simplest)}.{whole}"
+    found = [Advice(text, _quantize(config, simplest, saves))]
     top = max(costs, key=lambda cost: cost.sqnr_db).verdict
     better = next(cost for cost in costs if cost.verdict == top)
     if top != simplest.verdict:
-        found.append(Advice(f"Better: {better.words}: {_said(better)}.", _quantize(config, better, saves)))
+        text = f"This scheme is better: 8 bits for {better.words}. {_said(better)}."
+        found.append(Advice(text, _quantize(config, better, saves)))
     return found
 
 
 def _said(cost: SchemeCost) -> str:
-    return f"{cost.sqnr_db:.1f} dB, {cost.verdict}"
+    return f"Outputs are {cost.verdict} ({cost.sqnr_db:.1f} dB)"
 
 
 def _quantize(config: DiagnosisConfig, cost: SchemeCost, saves: bool) -> str:
@@ -79,8 +85,8 @@ def _leave(config: DiagnosisConfig, culprits: Culprits, count: int) -> Advice:
     kind = culprits.units if count > 1 else culprits.units.removesuffix("s")
     these = f"these {count} {kind}" if count > 1 else f"this {kind}"
     return Advice(
-        f"Leave {these} of {culprits.among} in floating point: {', '.join(names)}. {SCHEMES[culprits.scheme].words} "
-        f"then has {after:.1f} dB instead of {culprits.sqnr_db:.1f}.",
+        f"Leave {these} of {culprits.among} in floating point: {', '.join(names)}. 8 bits for "
+        f"{SCHEMES[culprits.scheme].what}, then leave {after:.1f} dB instead of {culprits.sqnr_db:.1f}.",
         f"{_command(config)} --scheme {culprits.scheme} --out quantized "
         f"--exclude {' '.join(shlex.quote(name) for name in names)}",
     )
@@ -100,4 +106,4 @@ def _tokenizer(config: DiagnosisConfig) -> str:
 
 
 def _on_what(config: DiagnosisConfig) -> str:
-    return " on data like what it will see" if config.data is None else ""
+    return ", on data like what it will see," if config.data is None else ""

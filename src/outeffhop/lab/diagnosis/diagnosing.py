@@ -205,12 +205,12 @@ def _costs(
     costs, culprits = [], []
     for name in SCHEMES:
         scheme = Scheme.parse(f"W8A8 {name}")
-        tell(scheme.words)
+        tell(f"8 bits: {scheme.what}")
         quantized = calibrated(model, calibration, scheme)
-        cost = cost_of(name, scheme.words, compare(quantized, measured))
+        cost = cost_of(name, scheme.what, compare(quantized, measured))
         costs.append(cost)
         if name in _BLAMED and cost.verdict != _UNCHANGED:
-            tell(f"who is to blame: {scheme.words}")
+            tell(f"what is to blame: {scheme.what}")
             culprits.append(blame(model, quantized, measured[0]))
     return costs, culprits
 

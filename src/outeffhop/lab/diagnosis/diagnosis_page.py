@@ -1,4 +1,4 @@
-"""The page of a diagnosis: what to do, what 8 bits cost, who is to blame, and where the outliers are."""
+"""The page of a diagnosis: what to do, what 8 bits cost, which tensors are to blame, and where the outliers are."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from html import escape
 
 from outeffhop.lab.diagnosis.diagnosis_report import Culprits, DiagnosisReport, SchemeCost
 from outeffhop.lab.diagnosis.opening import name_of
-from outeffhop.lab.diagnosis.verdicts import VERDICTS
+from outeffhop.lab.diagnosis.verdicts import VERDICTS, verdict
 from outeffhop.lab.report.by_layer import COLOURS, FIRST_TOKEN, by_layer, first_token_by_layer, largest_by_layer
 from outeffhop.lab.report.html import Section, page, table
-from outeffhop.lab.report.outliers_page import number, outlier_sections
+from outeffhop.lab.report.outliers_page import number, outlier_sections, short_names
 from outeffhop.quantization import SCHEMES
 
-__all__ = ["about", "blamed", "costs", "diagnosis_page", "left_out", "parked"]
+__all__ = ["about", "blamed", "costs", "diagnosis_page", "idle_heads", "left_out", "title_of"]
 
 _CLASSES = dict(zip(VERDICTS, ("confirmed", "printed", "open", "contradicted"), strict=True))
 
@@ -43,7 +43,7 @@ def _sections(report: DiagnosisReport) -> list[Section]:
         Section("What to do", _advice(report)),
         Section("What 8 bits cost", _cost_table(report), _legend(report)),
         *(_blame(culprits) for culprits in report.culprits),
-        *outlier_sections(report.outliers, report.tokens),
+        *outlier_sections(report.outliers, report.tokens, idle_heads(report)),
     ]
 
 
@@ -51,44 +51,71 @@ def _head(report: DiagnosisReport) -> str:
     paper, linear = report.cost("paper"), report.cost("per-channel")
     facts = {name: number(value) for name, value in report.full.items()}
     facts |= {
-        "everything in 8 bits": "" if paper is None else f"{paper.sqnr_db:.1f} dB",
-        "Linear layers in 8 bits": "" if linear is None else f"{linear.sqnr_db:.1f} dB",
+        "everything in 8 bits": _fact(paper),
+        "Linear layers in 8 bits": _fact(linear),
         "max inf norm": number(report.outliers.max_inf_norm),
         "avg kurtosis": number(report.outliers.avg_kurtosis),
-        "heads that do little": parked(report) or "unknown",
+        "heads that do little": _counted_heads(report),
     }
     boxes = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
     broken = report.outliers.non_finite
     named = ", ".join(f"{name} ({count})" for name, count in broken.items())
     warning = f'<p class="warning">Tensors with values that are not finite: {escape(named)}</p>' if broken else ""
-    return f'<p>{escape(about(report))}</p>{warning}<dl class="facts">{boxes}</dl>'
+    told = "".join(f"<p>{escape(line)}</p>" for line in about(report))
+    return f'{told}{warning}<dl class="facts">{boxes}</dl>'
 
 
-def about(report: DiagnosisReport) -> str:
-    """What was measured, on what."""
+def _fact(cost: SchemeCost | None) -> str:
+    return "" if cost is None else f"{_decibels(cost.sqnr_db)} dB, {cost.verdict}"
+
+
+def about(report: DiagnosisReport) -> list[str]:
+    """What was measured, and on what: a line for each."""
     length = "" if report.length is None else f" of {report.length} tokens"
-    chosen = ", which is built in and was taken because no data was named" if report.builtin else ""
-    return (
-        f"{report.model} ({report.method}), {report.parameters / 1e6:,.1f} million parameters, {report.dtype} on "
-        f"{report.device}; {report.samples} samples{length} of {report.data}{chosen}; static ranges from "
-        f"{report.calibration_samples} samples; {report.seconds:.0f} s."
-    )
+    parameters = f"{report.parameters / 1e6:,.1f} million" if report.parameters >= 1e5 else f"{report.parameters:,}"
+    lines = [
+        f"{report.model} with {report.method} attention, {parameters} parameters, {report.dtype} on {report.device}.",
+        f"Measured on {report.samples} samples{length} of {report.data}; static ranges come from "
+        f"{report.calibration_samples} others. It took {report.seconds:.0f} s.",
+    ]
+    if report.builtin:
+        lines.append("No data was named, so built-in data was used: name data like what the model will see by --data.")
+    return lines
 
 
-def parked(report: DiagnosisReport) -> str:
-    """How many heads leave most of their attention on the first token, on special tokens or on nothing."""
-    return f"{sum(len(heads) for _, heads in report.parked)} of {report.heads}" if report.heads else ""
+def idle_heads(report: DiagnosisReport) -> str:
+    """Which heads leave most of their attention on the first token, on special tokens or on nothing, in a sentence."""
+    if not report.heads:
+        return "What the heads attend to is unknown: this model's attention does not show its weights."
+    found = report.parked
+    told = "These heads leave more than half of their attention on the first token, on special tokens or on nothing"
+    if not found:
+        return f"{told}: none of {report.heads}."
+    names = short_names([heads.name for heads in report.outliers.attention])
+    by_name = dict(zip((heads.name for heads in report.outliers.attention), names, strict=True))
+    where = "; ".join(f"{by_name[heads.name]}: {', '.join(map(str, idle))}" for heads, idle in found)
+    return f"{told}: {_counted_heads(report)}. {where}."
+
+
+def _counted_heads(report: DiagnosisReport) -> str:
+    return f"{sum(len(heads) for _, heads in report.parked)} of {report.heads}" if report.heads else "unknown"
 
 
 def costs(report: DiagnosisReport) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """What each scheme costs, as text: columns and rows."""
     names = list(report.costs[0].metric) if report.costs else []
     rows = [
-        (cost.words, *(_change(report, cost, name) for name in names), _decibels(cost.sqnr_db), cost.verdict)
+        (
+            cost.scheme,
+            cost.words,
+            *(_change(report, cost, name) for name in names),
+            _decibels(cost.sqnr_db),
+            cost.verdict,
+        )
         for cost in report.costs
     ]
     shown = ["same answer" if name == "agreement" else f"{name} (floating → 8 bits)" for name in names]
-    return ("quantized", *shown, "SQNR dB", "outputs are"), rows
+    return ("scheme", "8 bits for", *shown, "SQNR dB", "outputs are"), rows
 
 
 def _change(report: DiagnosisReport, cost: SchemeCost, name: str) -> str:
@@ -115,7 +142,10 @@ def _legend(report: DiagnosisReport) -> str:
     )
     same = " The same answer: how often the largest logit is that of the model in floating point."
     has_it = any("agreement" in cost.metric for cost in report.costs)
-    return f"SQNR is the power of the outputs over that of their error. {words}.{same if has_it else ''}"
+    return (
+        f"Weights and activations have 8 bits. SQNR is the power of the outputs over that of their error. {words}."
+        f"{same if has_it else ''}"
+    )
 
 
 def _cost_table(report: DiagnosisReport) -> str:
@@ -140,14 +170,25 @@ def _advice(report: DiagnosisReport) -> str:
 
 
 def _blame(culprits: Culprits) -> Section:
-    where = "Linear layers" if culprits.units == "layers" else "everything"
+    most = culprits.left_out[-1].count if culprits.left_out else 0
+    remedy = culprits.remedy
+    if culprits.sqnr_db >= 0 and remedy is not None:
+        end = f"With the first {remedy.count} in floating point the outputs are {verdict(remedy.sqnr_db)}."
+    else:
+        end = ""
     return Section(
-        f"Who is to blame: {where}, static",
+        title_of(culprits),
         table(*blamed(culprits)) + table(*left_out(culprits)),
-        f"{SCHEMES[culprits.scheme].words}. Of {culprits.among} {culprits.units}, those whose own values are rounded "
-        f"worst were rounded alone, with everything else in floating point. All together leave "
-        f"{_decibels(culprits.sqnr_db)} dB. The second table leaves the first of them in floating point.",
+        f"8 bits for {SCHEMES[culprits.scheme].what}. Each of these was rounded alone, with all else in floating "
+        f"point; they are the {most} of {culprits.among} {culprits.units} whose own values 8 bits round worst. "
+        f"The second table rounds all but the first ones. {end}",
     )
+
+
+def title_of(culprits: Culprits) -> str:
+    """What a table of culprits is about."""
+    where = "Linear layers" if culprits.units == "layers" else "everything"
+    return f"The {culprits.units} to blame: 8 bits for {where}"
 
 
 def blamed(culprits: Culprits) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -162,13 +203,13 @@ def blamed(culprits: Culprits) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         )
         for each in culprits.tensors
     ]
-    columns = ("rounded alone", "outputs, dB", "its own typical value, dB", "max |x|", "max |x| / std")
+    columns = (culprits.units.removesuffix("s"), "outputs, dB", "own values, dB", "max |x|", "max |x| / std")
     return columns, rows
 
 
 def left_out(culprits: Culprits) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """What leaving the first of them in floating point gains, as text: columns and rows."""
-    columns = ("in floating point", "none", *(f"first {left.count}" for left in culprits.left_out))
+    columns = ("left in floating point", "none", *(f"first {left.count}" for left in culprits.left_out))
     decibels = [_decibels(culprits.sqnr_db), *(_decibels(left.sqnr_db) for left in culprits.left_out)]
     return columns, [("outputs, dB", *decibels)]
 
@@ -180,14 +221,14 @@ def _beside(report: DiagnosisReport, other: DiagnosisReport) -> tuple[tuple[str,
         ("attention", *(each.method for each in both)),
         ("max inf norm", *(number(each.outliers.max_inf_norm) for each in both)),
         ("avg kurtosis", *(number(each.outliers.avg_kurtosis) for each in both)),
-        ("heads that do little", *(parked(each) or "unknown" for each in both)),
+        ("heads that do little", *(_counted_heads(each) for each in both)),
     ]
     names = [name for name in report.full if name in other.full]
     rows += [(f"{name}, floating point", *(_short(each.full[name]) for each in both)) for name in names]
     for cost in report.costs:
         found = [each.cost(cost.scheme) for each in both]
         told = [_told(each, names) if each is not None else "" for each in found]
-        rows.append((cost.words, *told))
+        rows.append((f"8 bits for {cost.words}", *told))
     return ("", *_names(report, other)), rows
 
 

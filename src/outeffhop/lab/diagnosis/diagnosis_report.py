@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outeffhop._dataclass_io import JsonReport
-from outeffhop.lab.diagnosis.verdicts import ENOUGH, verdict
+from outeffhop.lab.diagnosis.verdicts import is_enough, verdict
 from outeffhop.outliers.outlier_report import HeadStats, OutlierReport
 
 __all__ = ["Advice", "Blamed", "Culprits", "DiagnosisReport", "LeftOut", "SchemeCost", "cost_of"]
@@ -19,7 +19,7 @@ class SchemeCost:
 
     Attributes:
         scheme: a name of ``outeffhop.quantization.SCHEMES``, or "openvino" for real execution in int8.
-        words: what is rounded, and how.
+        words: what is rounded to 8 bits, and how.
         metric: the task's metric of the quantized model, and of logits the share that "agree"; {} if there is none.
         sqnr_db: signal over error of the outputs.
         verdict: the same in words, by ``outeffhop.lab.diagnosis.verdicts``.
@@ -33,7 +33,7 @@ class SchemeCost:
 
     @property
     def is_enough(self) -> bool:
-        return self.sqnr_db >= ENOUGH
+        return is_enough(self.sqnr_db)
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class Culprits:
     @property
     def remedy(self) -> LeftOut | None:
         """The fewest that make the scheme enough in floating point; None if it is already, or if none do."""
-        if self.sqnr_db >= ENOUGH:
+        if is_enough(self.sqnr_db):
             return None
-        return next((left for left in self.left_out if left.sqnr_db >= ENOUGH), None)
+        return next((left for left in self.left_out if is_enough(left.sqnr_db)), None)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["ENOUGH", "VERDICTS", "verdict"]
+__all__ = ["VERDICTS", "is_enough", "verdict"]
 
 VERDICTS = {  # from this SQNR of the outputs on
     25.0: "as good as unchanged",
@@ -17,10 +17,14 @@ VERDICTS = {  # from this SQNR of the outputs on
 The error's power is 0.3 % of the outputs' at 25 dB, 3 % at 15 dB and 16 % at 8 dB. Two embeddings with such an error
 between them have a cosine of 0.998, 0.985 and 0.93.
 """
-ENOUGH = 15.0
-"""A scheme from here on is called enough."""
+_ENOUGH = 15.0
 
 
 def verdict(sqnr_db: float) -> str:
-    """The word for an SQNR; one that is not a number has the worst."""
-    return next((word for least, word in VERDICTS.items() if sqnr_db >= least), "destroyed")
+    """The word for an SQNR as it is shown, to a tenth; one that is not a number has the worst."""
+    return next((word for least, word in VERDICTS.items() if round(sqnr_db, 1) >= least), "destroyed")
+
+
+def is_enough(sqnr_db: float) -> bool:
+    """Whether outputs with this SQNR, as it is shown, are usable."""
+    return round(sqnr_db, 1) >= _ENOUGH

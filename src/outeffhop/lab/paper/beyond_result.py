@@ -41,8 +41,7 @@ FIGURES = [
     Figure(
         "losses",
         "Perplexity, and what rounding adds to it",
-        f"Shaded: within {100 * EQUAL:g} % of the best perplexity, which counts as equal. Hollow: LayerNorms "
-        "folded into the next layers. The losses are on a logarithmic scale.",
+        f"Shaded: within {100 * EQUAL:g} % of the best perplexity, which counts as equal. Hollow: folded LayerNorms.",
     )
 ]
 
@@ -97,33 +96,29 @@ def at_equal_perplexity(candidates: Sequence[Candidate]) -> list[Candidate]:
     return sorted(near, key=lambda c: mean(c.losses))
 
 
-def _table(runs: Found) -> Table:
+def _table(runs: Found, candidates: Mapping[str, Sequence[Candidate]]) -> Table:
     fields = {"avg kurtosis": "kurtosis", "max inf norm": "inf_norm"}
     rows = [
         [method, mean_std([_perplexity(v) for v in values])]
         + [mean_std([float(v[field]) for v in values]) for field in fields.values()]
+        + [mean_std(c.losses, 3) for bits in BITS for c in candidates[bits] if (c.method, c.folded) == (method, False)]
         + [f"{values[0]['parameters'] / 1e6:.3f}M"]
         for method, values in runs.items()
     ]
-    better = dict.fromkeys(["perplexity", *fields], "low")
-    return Table("OPT in floating point", ["method", *better, "parameters"], rows, better)
+    better = dict.fromkeys(["perplexity", *fields, *(column(bits, False, "loss") for bits in BITS)], "low")
+    note = "Loss: by how much rounding raises the perplexity."
+    return Table("OPT", ["method", *better, "parameters"], rows, better, note=note)
 
 
-def _losses(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
+def _folded(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
     names = [column(*how, "loss") for how in ROUNDED]
     losses = {(c.method, bits, c.folded): c.losses for bits in BITS for c in candidates[bits]}
     rows = [
         [method, *(mean_std(losses[method, bits, fold], 3) for bits, fold in ROUNDED)]
         for method in dict.fromkeys(method for method, _, _ in losses)
     ]
-    return Table(
-        "OPT rounded",
-        ["method", *names],
-        rows,
-        dict.fromkeys(names, "low"),
-        note="Loss: by how much rounding weights and activations raises the perplexity. Folded: the scale and shift of "
-        "LayerNorms are moved into the next layers first.",
-    )
+    note = "Folded: the scale and shift of LayerNorms are moved into the next layers first."
+    return Table("With folded LayerNorms", ["method", *names], rows, dict.fromkeys(names, "low"), note=note)
 
 
 def _lowest(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
@@ -189,7 +184,7 @@ def draw(candidates: Mapping[str, Sequence[Candidate]], folder: Path) -> None:
 
 
 def tables(runs: Found, candidates: Mapping[str, Sequence[Candidate]]) -> list[Table]:
-    return [_lowest(candidates), _rounded(candidates), _table(runs), _losses(candidates)]
+    return [_lowest(candidates), _rounded(candidates), _table(runs, candidates), _folded(candidates)]
 
 
 def verdicts(candidates: Mapping[str, Sequence[Candidate]], missing: Sequence[str]) -> list[Verdict]:

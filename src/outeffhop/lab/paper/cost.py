@@ -81,9 +81,8 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
     own = ["ms a step", "memory of a step, GB", "RAM, mean GB", "RAM, peak GB"]
     columns = ["model", "method", "batch", own[0], "to vanilla", *own[1:], "paper: RAM, GB"]
     note = (
-        "Medians; the methods took turns. Memory of a step is the GPU's. RAM is the main memory of a separate process, "
-        "as a mean over its training steps and as a peak. The paper has the mean of a whole machine with its data "
-        "loaders. Empty: measured before RAM was recorded."
+        "Medians; the methods took turns. Memory of a step is the GPU's, RAM the main memory of a separate process; "
+        "the paper has a whole machine's, with its data loaders."
     )
     return EXPERIMENT.result(
         [Table("A training step", columns, rows, dict.fromkeys((*own, "paper: RAM, GB"), "low"), "model", note)],

@@ -44,6 +44,18 @@ _NAMES = {  # a data folder → its name in the paper
     "wth/WTH.csv": "WTH",
     "cifar10": "CIFAR-10",
 }
+_BUILT_IN: Mapping[str, Values] = {  # what no config has a field for
+    "vit": {
+        "mixup and cutmix": "the second image's share: uniform in (0, 1)",
+        "crops": "of the resized image, resized again",
+        "warm up": "from 0, changed at every step",
+    },
+    "stanhop": {
+        "series stage": "learned patterns query the series and pool them, the series query what was pooled; the "
+        "residual is the series",
+        "splits": "ETTh1 and ETTm1 12/4/4 months, WTH 28/10/10, as in the authors' scripts",
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +110,7 @@ def _runs(experiment: Experiment, settings: Settings) -> Parts:
         model, method = cell.values["model"], cell.values["method"]
         config = table1.config_of(cell, settings)
         if model not in parts:
-            parts[model] = {**_of_run(config, settings), **_measured(config, settings)}
+            parts[model] = {**_of_run(config, settings), **_measured(config, settings), **_BUILT_IN.get(model, {})}
             parts[model]["parameters, M"] = _millions(model, settings)
         if method not in ("vanilla", "outeffhop"):
             parts[model][method.replace("-", " ")] = _spelled(config.method)
@@ -220,7 +232,8 @@ def _forecasts(experiment: Experiment, settings: Settings) -> Parts:
             kept = {"metric and outliers on", "repeats"}
             said = {k: v for k, v in _measured(config, settings).items() if k in kept}
             whole = {k: v for k, v in values.items() if k not in (*own, "data")} | said
-    whole |= {
+    whole |= _BUILT_IN["stanhop"] | {
+        "α of entmax": "learned in each layer, starts from 1.5",
         "data": ", ".join(dict.fromkeys(_data(table2.FILES[c.values["data"]], settings) for c in cells)),
         "layers compared": ", ".join(dict.fromkeys(c.values["method"] for c in cells)),
         "metric": ", ".join(table2.FIELDS[name] for name in ("mse", "mae")),

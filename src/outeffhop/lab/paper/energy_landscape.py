@@ -102,7 +102,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
             Figure(
                 "no-op",
                 "When the no-op point attracts",
-                "Left, the largest eigenvalue of the update's Jacobian at x = 0; right, how far an update moves x = 0.",
+                "Left: the largest eigenvalue of the update's Jacobian at x = 0; right: how far an update moves x = 0.",
             ),
         ],
         verdicts(found),
@@ -131,7 +131,7 @@ def verdicts(found: dict[str, Values]) -> list[Verdict]:
             + ", ".join(
                 f"{v['moved']:.1g} away from Ω, eigenvalue {v['eigenvalue']:.1g} ({n})" for n, v in above.items()
             )
-            + ". In the original space, where retrieval happens, x = 0 is not a minimum at this β: "
+            + ". In the original space x = 0 is not one at this β: "
             f"eigenvalue {one['eigenvalue']:.2f} (centred), moved by {side['moved']:.2f} (one-sided)",
         ),
         Verdict(

@@ -153,7 +153,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
                 "Mean ± standard deviation over folds and seeds. The paper has no numbers for this experiment.",
             )
         ],
-        [Figure("mil", "ROC-AUC with each model's pooling", "Mean over folds and seeds, and its standard error.")],
+        [Figure("mil", "ROC-AUC with each model's pooling", "Means over folds and seeds, with standard errors.")],
         [verdict(seen, name, len(seeds[name])) for name in sets],
         {"bags": ", ".join(sets), "seeds": min(map(len, seeds.values())), **{k: training[k] for k in keys}},
     )
@@ -193,9 +193,9 @@ def verdict(seen: dict[tuple[str, str], Values], name: str, seeds: int) -> Verdi
     return Verdict(
         f"{CLAIM} ({name})",
         "not measured" if missing and word == "confirmed" else word,
-        "ROC-AUC " + ", ".join(f"{m} {mean(v):.3f}" for m, v in aucs.items()) + f"; OutEffHop against {rival}: "
-        f"{by:+.4f} ± {error:.4f} (standard error, paired over {len(differences)} folds)"
-        + (f"; not measured: {', '.join(missing)}" if missing else ""),
+        "ROC-AUC " + ", ".join(f"{m} {mean(v):.3f}" for m, v in aucs.items()) + f"; against {rival} "
+        f"{'−' if by < 0 else '+'}{abs(by):.4f} ± {error:.4f} (paired over {len(differences)} folds)"
+        + (f"; not measured: {', '.join(missing)}" if missing and word == "confirmed" else ""),
         seeds,
     )
 

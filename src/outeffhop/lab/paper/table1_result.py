@@ -34,8 +34,8 @@ FIGURES = [
     Figure(
         "methods",
         "Outliers and the loss of W8A8, by model and method",
-        "Bars are our numbers, diamonds the paper's at its scale. Dots are single seeds, where there are several. "
-        "Kurtosis and inf norm are on logarithmic scales.",
+        "Bars: ours; dots: single seeds; diamonds: the paper's, at its scale. Kurtosis and inf norm on logarithmic "
+        "scales.",
     )
 ]
 

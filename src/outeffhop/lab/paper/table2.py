@@ -115,8 +115,7 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
             Figure(
                 "horizons",
                 "Forecasts and outliers over the horizon",
-                "Solid lines are ours; dotted, with hollow marks, the paper's at its scale. Inf norms on a logarithmic "
-                "scale.",
+                "Solid: ours; dotted, with hollow marks: the paper's, at its scale.",
             )
         ],
         [top_two_verdict(*top_two(means), fewest), *(cut_verdict(seeds, field) for field in ("kurtosis", "inf_norm"))],

@@ -60,26 +60,24 @@ def conclude(found: dict[str, Values], settings: Settings, folder: Path) -> Resu
     _draw_methods(curves, layers, folder)
     _draw_parts(curves, models, folder, "layers", _ffn_curves)
     _draw_parts(curves, models, folder, "components", _component_curves)
-    shown = ", ".join(f"{published.NAMES[m]} {layer}" for m, layer in layers.items())
-    said = "Solid: vanilla; dashed: OutEffHop; of the first seed."
+    said = "Solid: vanilla; dashed: OutEffHop; first seed."
     return EXPERIMENT.result(
         [_table(curves, layers)],
         [
             Figure(
                 "methods",
                 "Maximum infinity norm over training (Figure 2)",
-                f"The largest norm of one layer's tensors; the layer: {shown}. Left to right: plain, clipped, gated, "
-                "as far as measured, with softmax and with softmax1. One line per seed.",
+                "Figure 2: the largest norm of one layer's tensors, one line per seed.",
             ),
             Figure(
                 "layers",
                 "By layer (Figure 3)",
-                f"The inf norm of the FFN's output in four layers. {said} The paper shows BERT.",
+                "Figure 3: the inf norm of the FFN's output, layer by layer. " + said,
             ),
             Figure(
                 "components",
                 "Within one layer (Figure 4)",
-                f"The components of one layer, as far as recorded; the layer: {shown}. {said} The paper shows BERT.",
+                "Figure 4: the inf norms within one layer. " + said,
             ),
         ],
         verdicts(curves, models),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
-from html import escape
 from statistics import fmean
 
 from outeffhop.lab.paper.drawing import logarithmic, new, png
+from outeffhop.lab.report.html import picture
 from outeffhop.outliers import OutlierReport
 
 __all__ = ["COLOURS", "FIRST_TOKEN", "by_layer", "first_token_by_layer", "largest_by_layer"]
@@ -51,5 +50,4 @@ def by_layer(title: str, lines: Mapping[str, tuple[list[float], str]], *, is_sha
     else:
         logarithmic(axis, "y")
     axis.legend(frameon=False)
-    data = base64.b64encode(png(figure)).decode()
-    return f'<figure><img alt="{escape(title)} by layer" src="data:image/png;base64,{data}"></figure>'
+    return picture(png(figure), f"{title} by layer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from html import escape
 
@@ -29,22 +30,26 @@ def heat_map(
         values: a number for each row and column; None leaves a cell empty, a number that is not finite is red.
         low, high: the ends of the colour scale; by default the smallest and the largest value.
         logarithmic: colours by the logarithm, for values > 0 that differ by factors.
-        corner: what the columns are.
+        corner: what the columns are, if their names do not say it.
         write: formats a number for its cell.
     """
     known = [v for row in values for v in row if v is not None and math.isfinite(v)]
     ends = (min(known, default=0.0) if low is None else low, max(known, default=1.0) if high is None else high)
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    head = "".join(f'<th scope="col">{_breakable(column)}</th>' for column in columns)
     lines = [f"<tr><th>{escape(corner)}</th>{head}</tr>"]
     for name, row in zip(rows, values, strict=True):
         cells = "".join(
-            _cell(value, ends, logarithmic, write, f"{name}, {corner} {column}")
+            _cell(value, ends, logarithmic, write, f"{name}, {f'{corner} {column}'.strip()}")
             for column, value in zip(columns, row, strict=True)
         )
-        breakable = escape(name).replace(".", ".<wbr>").replace("_", "_<wbr>")  # a long name, on a phone
-        lines.append(f'<tr><th scope="row">{breakable}</th>{cells}</tr>')
+        lines.append(f'<tr><th scope="row">{_breakable(name)}</th>{cells}</tr>')
     body = "\n".join(lines)
     return f'<div class="wide"><table class="heat">\n{body}\n</table></div>'
+
+
+def _breakable(name: str) -> str:
+    """A name that may go on in the next line after a point, a colon or an underscore."""
+    return re.sub(r"([.:_])", r"\1<wbr>", escape(name))
 
 
 def _cell(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Section", "page", "table"]
+__all__ = ["Section", "page", "picture", "table"]
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1d2129; --soft: #5c6470; --line: #dfe3e8;
@@ -36,7 +37,8 @@ th:first-child, td:first-child { text-align: left; }
 table.heat { width: auto; border-collapse: separate; border-spacing: 2px; font-size: .75rem; }
 table.heat th, table.heat td { border: 0; text-align: center; }
 table.heat td { border-radius: .2rem; min-width: 3.1rem; padding: .2rem .3rem; print-color-adjust: exact; }
-table.heat th { font-weight: 400; padding: .2rem .4rem .2rem 0; }
+table.heat th { font-weight: 400; padding: .2rem .4rem .2rem 0; white-space: normal; max-width: 7rem;
+  vertical-align: bottom; line-height: 1.2; }
 table.heat th:first-child { position: sticky; left: 0; background: var(--ground); text-align: right; min-width: 8rem;
   max-width: min(24rem, 45vw); white-space: normal; overflow-wrap: anywhere; line-height: 1.2; }
 table.heat tr + tr th { color: var(--text); }
@@ -76,15 +78,15 @@ pre { background: var(--card); border-radius: .4rem; padding: .5rem .7rem; margi
 .advice li { margin: .5rem 0; max-width: 60rem; overflow-wrap: anywhere; }
 table.costs td { text-align: left; }
 table.costs th { text-align: left; }
-table.costs td:first-child { white-space: normal; min-width: 9rem; max-width: 26rem; overflow-wrap: anywhere; }
+table.costs th, table.costs td { white-space: normal; padding: .3rem .5rem .3rem 0; vertical-align: top; }
+table.costs td:first-child, table.costs th:first-child { white-space: nowrap; min-width: 0; position: static; }
 .conditions { color: var(--soft); font-size: .85rem; overflow-wrap: anywhere; }
 .conditions b { color: var(--text); font-weight: 600; }
 @media print {
   :root { color-scheme: light; --text: #000; --soft: #444; --line: #bbb; --ground: #fff; --card: #fff; --none: #eee;
     --good: #116329; --bad: #b3261e; --open: #7a5b00; --link: #000; }
   body { max-width: none; padding: 0; font-size: 11px; }
-  section + section { break-before: page; }
-  figure, tr, h2, h3 { break-inside: avoid; }
+  section, figure, tr, h2, h3 { break-inside: avoid; }
   h2, h3 { break-after: avoid; }
   details::details-content { content-visibility: visible; display: block; height: auto; }
   .wide { overflow: visible; }
@@ -127,3 +129,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(c)}</th>" for c in columns)
     body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'
+
+
+def picture(png: bytes, about: str, caption: str = "") -> str:
+    """A PNG inside the page; ``about`` is for those who cannot see it."""
+    said = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    data = base64.b64encode(png).decode()
+    return f'<figure><img alt="{escape(about)}" src="data:image/png;base64,{data}">{said}</figure>'

@@ -21,29 +21,27 @@ _MARKS = {1: "**{}**", 2: "<u>{}</u>"}
 def markdown_of(
     result: Result, folder: str, remark: str = "", title: str | None = None, without: Collection[str] = ()
 ) -> str:
-    """A section of a page: what it is about and the remark, then figures, conditions and tables, folded.
+    """A section of a page: what it is about and the remark, then figures, tables and conditions, folded.
 
     Args:
         folder: of the figures, ``NAME.png``, relative to the page.
         remark: Markdown that follows the first sentence.
         title: of the section; by default the place in the paper.
-        without: titles of tables that are left out.
+        without: what is left out, by the titles of tables and the names of columns and conditions.
     """
-    said = "; ".join(f"{_plain(k)}: {_plain(v)}" for k, v in result.conditions.items())
+    said = "; ".join(f"{_plain(k)}: {_plain(v)}" for k, v in result.conditions.items() if k not in without)
     command = f"`outeffhop reproduce {result.name}`; " if result.name in NAMES else ""
-    tables = [t for t in result.tables if len(t.rows) * len(t.columns) <= _ENTRIES and t.title not in without]
-    left = "" if len(tables) == len(result.tables) else "More tables are in the result file and the HTML report."
+    tables = [t for t in result.tables if len(t.rows) * len(_shown(t, without)) <= _ENTRIES and t.title not in without]
     parts = [
         f"## {_plain(title or result.of)}",
         f"{_plain(result.about)}",
         remark.strip(),
-        "<details markdown>\n<summary>Figures, tables and conditions</summary>",
+        "<details markdown>\n<summary>Figures and numbers</summary>",
         *(
-            f"![{_plain(f.title)}]({folder}/{f.name}.png)\n\n*{_plain(f.title)}. {_plain(f.caption)}*"
+            f"![{_plain(f.title)}]({folder}/{f.name}.png)" + (f"\n\n*{_plain(f.caption)}*" if f.caption else "")
             for f in result.figures
         ),
-        *map(_table, tables),
-        left,
+        *(_table(table, without) for table in tables),
         f"{command}{said}.",
         "</details>",
     ]
@@ -93,19 +91,25 @@ def _weight(v: Verdict) -> float:
     return -1 if v.verdict == "not measured" else 0 if v.seeds is None else v.seeds
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, without: Collection[str]) -> str:
     marks = ranks(table)
+    shown = _shown(table, without)
     lines = [
-        [_plain(column) for column in table.columns],
-        ["---"] * len(table.columns),
+        [_plain(table.columns[j]) for j in shown],
+        ["---"] * len(shown),
         *(
-            [_MARKS.get(marks.get((i, j), 0), "{}").format(_plain(entry_text(entry))) for j, entry in enumerate(row)]
+            [_MARKS.get(marks.get((i, j), 0), "{}").format(_plain(entry_text(row[j]))) for j in shown]
             for i, row in enumerate(table.rows)
             if _measured(table, row)
         ),
     ]
     rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"### {_plain(table.title)}\n\n" + (f"{_plain(table.note)}\n\n" if table.note else "") + rows
+
+
+def _shown(table: Table, without: Collection[str]) -> list[int]:
+    """The columns on the page."""
+    return [j for j, column in enumerate(table.columns) if column not in without]
 
 
 def _measured(table: Table, row: Sequence[Any]) -> bool:

@@ -11,9 +11,10 @@ from outeffhop.lab.report.heat_map import heat_map
 from outeffhop.lab.report.html import Section, page, table
 from outeffhop.outliers.outlier_report import HeadStats, OutlierReport, TensorStats
 
-__all__ = ["number", "outlier_page", "outlier_sections", "worst_tensors"]
+__all__ = ["number", "outlier_page", "outlier_sections", "short_names", "worst_tensors"]
 
 _KEPT = 20
+_SEEN = 0.005  # what a map shows as more than 0.00
 
 
 def outlier_page(report: OutlierReport, about: str = "") -> str:
@@ -21,11 +22,14 @@ def outlier_page(report: OutlierReport, about: str = "") -> str:
     return page(f"Outliers of {report.model}, {report.method}", outlier_sections(report), _head(report, about))
 
 
-def outlier_sections(report: OutlierReport, tokens: Mapping[str, str] = MappingProxyType({})) -> list[Section]:
+def outlier_sections(
+    report: OutlierReport, tokens: Mapping[str, str] = MappingProxyType({}), heads: str = ""
+) -> list[Section]:
     """The worst tensors, the maps of layers and the maps of heads.
 
     Args:
         tokens: tensor → the token that its largest value is at, in words.
+        heads: what is to be said about the heads, if anything.
     """
     told = " The last column names the token of the largest value." if tokens else ""
     return [
@@ -35,7 +39,7 @@ def outlier_sections(report: OutlierReport, tokens: Mapping[str, str] = MappingP
             f"The largest inf norms, and the channels with the most values beyond 6σ from their sample's mean.{told}",
         ),
         *_tensor_maps(report),
-        *_head_maps(report),
+        *_head_maps(report, heads),
     ]
 
 
@@ -106,25 +110,24 @@ def _tensor_maps(report: OutlierReport) -> list[Section]:
             components = list(dict.fromkeys(t.place[2] for t in tensors))
             found = {(t.place[2], t.place[1]): getattr(t, field) for t in tensors}
             body = heat_map(
+                [f"layer {layer}" for layer in layers],
                 [c or "(layer's output)" for c in components],
-                list(map(str, layers)),
-                [[found.get((c, layer)) for layer in layers] for c in components],
+                [[found.get((c, layer)) for c in components] for layer in layers],
                 logarithmic=True,
-                corner="layer",
                 write=number,
             )
             sections.append(Section(f"{title}: {stack or 'layers'}", body, remark))
     return sections
 
 
-def _head_maps(report: OutlierReport) -> list[Section]:
+def _head_maps(report: OutlierReport, said: str) -> list[Section]:
     if not report.attention:
         return []
     maps = (
         (
             "Attention on the first token",
             "first_token",
-            "The mean over queries. A head that puts its attention here does nothing.",
+            f"The mean over queries. A head that puts its attention here does nothing. {said}".strip(),
         ),
         ("Attention on special tokens", "special_tokens", f"Ids {', '.join(map(str, report.special_ids))}."),
         ("No-op mass", "no_op", "1 − γ: attention to nothing, possible with softmax1 but not with softmax."),
@@ -133,15 +136,21 @@ def _head_maps(report: OutlierReport) -> list[Section]:
     return [
         Section(title, _head_map(report.attention, field), remark)
         for title, field, remark in maps
-        if all(getattr(h, field) is not None for h in report.attention)
+        if _says_something(report.attention, field)
     ]
+
+
+def _says_something(attention: tuple[HeadStats, ...], field: str) -> bool:
+    """Whether it was measured, and is not nothing everywhere: softmax has no no-op mass, a text no special tokens."""
+    values = [getattr(h, field) for h in attention]
+    return None not in values and any(value >= _SEEN for heads in values for value in heads)
 
 
 def _head_map(attention: tuple[HeadStats, ...], field: str) -> str:
     values = [list(getattr(h, field)) for h in attention]
     heads = max(map(len, values))
     return heat_map(
-        _shortened([h.name for h in attention]),
+        short_names([h.name for h in attention]),
         [str(i) for i in range(heads)],
         [row + [None] * (heads - len(row)) for row in values],
         low=0.0,
@@ -151,7 +160,7 @@ def _head_map(attention: tuple[HeadStats, ...], field: str) -> str:
     )
 
 
-def _shortened(names: list[str]) -> list[str]:
+def short_names(names: list[str]) -> list[str]:
     """Names without the parts that they all start or end with."""
     split = [name.split(".") for name in names]
     while len(split) > 1 and all(len(s) > 1 and s[0] == split[0][0] for s in split):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
+from outeffhop._io import read_json
 from outeffhop._naming import did_you_mean, known
 from outeffhop.lab.data import Prepared
 from outeffhop.lab.data.image_settings import image_fields
@@ -17,6 +19,7 @@ from outeffhop.lab.training.rundir import RunFolder
 from outeffhop.methods import Method
 from outeffhop.metrics import task_of
 from outeffhop.models import presets
+from outeffhop.models.asked_sizes import check_counts
 from outeffhop.models.remote_code import refuse_code
 
 __all__ = ["counts_epochs", "in_steps", "new_config", "paper_length", "resolve"]
@@ -253,7 +256,12 @@ def new_config(config: RunConfig, changes: dict[str, Any]) -> PreTrainedConfig:
 
 
 def _read_config(name: str, folder: str, **changes: Any) -> PreTrainedConfig:
-    refuse_code(Path(folder) / "config.json")
+    file = Path(folder) / "config.json"
+    refuse_code(file)
+    content = None
+    with suppress(ValueError):  # transformers says what is wrong with it
+        content = read_json(file)
+    check_counts(file, content)
     try:
         found: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, **changes

@@ -1,0 +1,148 @@
+"""What the cells of the compatibility matrix stand on: models that look trained, their inputs, and the truth.
+
+The truth of a method is attention written out in float64, without any code of the library.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from architectures import SEQ2SEQ, SIDE, VOCAB, build
+from trained_look import FIRST, look_trained
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import eager_mask
+
+from outeffhop.methods import METHODS
+from outeffhop.models import convert
+from outeffhop.models.hf_private import implementation, set_implementation
+from outeffhop.models.modules import attention_modules, has_attention
+
+NEAR = 1e-3  # ‖found − truth‖ / ‖truth‖ between float32 and a truth whose attention is float64
+TRUTH = "matrix-truth"
+
+
+class NotServed(Exception):
+    """The model is not served, or the question does not arise; the text says why."""
+
+
+# Models and their inputs
+
+
+def subject(name):
+    """A tiny model that looks trained, and a batch for it."""
+    model = build(name)
+    if has_attention(model):
+        look_trained(model)
+    return model, batch_of(model, name)
+
+
+def batch_of(model, name, rows=3):
+    generator = torch.Generator().manual_seed(2)
+    names = {"pixel_values", "input_features", "input_ids"}
+    if hasattr(model.config, "vision_config") and name in ("CLIPModel", "SiglipModel"):
+        wanted = {"pixel_values", "input_ids"}
+    else:
+        wanted = {model.main_input_name} & names
+    found = {}
+    if "input_ids" in wanted:
+        found["input_ids"] = torch.randint(4, VOCAB - 2, (rows, 16), generator=generator)
+        found["input_ids"][:, 0] = FIRST
+    if "pixel_values" in wanted:
+        found["pixel_values"] = torch.randn(rows, 3, SIDE, SIDE, generator=generator)
+    if "input_features" in wanted:
+        frames = 2 * model.config.max_source_positions
+        found["input_features"] = torch.randn(rows, model.config.num_mel_bins, frames, generator=generator)
+    if name in SEQ2SEQ or "input_features" in wanted:
+        found["decoder_input_ids"] = torch.randint(4, VOCAB - 2, (rows, 7), generator=generator)
+    return found
+
+
+def output(model, batch):
+    """The logits, or what the model returns first."""
+    out = model(**batch) if "use_cache" in batch else model(**batch, **no_cache(model))
+    for key in ("logits", "logits_per_image", "last_hidden_state"):
+        if out.get(key) is not None:
+            return out[key]
+    return out[0]
+
+
+def no_cache(model):
+    return {"use_cache": False} if hasattr(model.config.get_text_config(), "use_cache") and model.can_generate() else {}
+
+
+@torch.no_grad()
+def run(model, batch):
+    return output(model, batch)
+
+
+def distance(found, truth):
+    return float((found.double() - truth.double()).norm() / truth.double().norm().clamp(min=1e-30))
+
+
+def held(found, truth, what, near=NEAR):
+    far = distance(found, truth)
+    if not far <= near:
+        raise AssertionError(f"{what}: {far:.1e} from the truth")
+    return far
+
+
+# The truth
+
+
+def _weights(method, scores, sinks):
+    """By the formulas: a sink is one more column, and clipping stretches and cuts."""
+    normalizer = method.normalizer
+    n = normalizer.n
+    column = sinks if sinks is not None else None if n == 0 else torch.full((1,), float(n)).log()
+    if column is None:
+        weights = scores.softmax(-1)
+    else:
+        column = column.double().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+    if hasattr(normalizer, "gamma"):
+        gamma = normalizer.gamma if normalizer.gamma is not None else -normalizer.alpha / scores.shape[-1]
+        weights = ((normalizer.zeta - gamma) * weights + gamma).clamp(0, 1)
+    return weights
+
+
+def truth(module, query, key, value, attention_mask, scaling=None, position_bias=None, s_aux=None, **_):
+    method = METHODS[module.matrix_method].method
+    groups = query.shape[1] // key.shape[1]
+    q, k, v = query.double(), *(x.double().repeat_interleave(groups, 1) for x in (key, value))
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+    for added in (position_bias, attention_mask):
+        if added is not None:
+            scores = scores + added[..., : k.shape[2]].double()
+    out = (_weights(method, scores, s_aux) @ v).transpose(1, 2)
+    opening = 1.0 if method.gate is None else method.gate.init  # of every gate before training
+    return (out * opening).to(query.dtype).contiguous(), None
+
+
+AttentionInterface.register(TRUTH, truth)
+AttentionMaskInterface.register(TRUTH, eager_mask)
+
+
+def by_hand(model, method):
+    """A copy whose attention is the truth."""
+    model = copy.deepcopy(model)
+    modules = attention_modules(model).values()
+    for part in (*(m for m in model.modules() if isinstance(m, PreTrainedModel)), *modules):
+        set_implementation(part.config, TRUTH)
+    for module in modules:
+        module.matrix_method = method
+    return model
+
+
+def converted(model, method, **how):
+    """A converted copy. One that is refused must not have been changed."""
+    model = copy.deepcopy(model)
+    before, named = {k: v.clone() for k, v in model.state_dict().items()}, implementation(model.config)
+    try:
+        return convert(model, method, **how)
+    except ValueError as error:
+        after = model.state_dict()
+        same = before.keys() == after.keys() and all(torch.equal(v, after[k]) for k, v in before.items())
+        if not same or implementation(model.config) != named:
+            raise AssertionError(f"{method} was refused after the model was changed") from error
+        raise NotServed(str(error)) from error
