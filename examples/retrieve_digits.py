@@ -89,17 +89,17 @@ def compare() -> tuple[Rows, list[tuple[str, str, float, str, float]], float]:
 
 def draw(rows: Rows, grey: float, out: str | Path) -> None:
     columns = len(next(iter(rows.values()))[0])
-    figure, grid = plt.subplots(len(rows), columns, figsize=(1.05 * columns + 1.2, 1.3 * len(rows)))
+    figure, grid = plt.subplots(len(rows), columns, figsize=(0.72 * columns + 1.0, 1.02 * len(rows)))
     for (name, (images, errors)), line in zip(rows.items(), grid, strict=True):
         for column, (image, axes) in enumerate(zip(images, line, strict=True)):
             axes.imshow(image.reshape(8, 8) + grey, cmap="gray_r", vmin=0, vmax=1)
             axes.set(xticks=[], yticks=[])
             if errors is not None:
                 axes.set_xlabel(f"{errors[column]:.2f}", fontsize=10, labelpad=2)
-        line[0].set_ylabel(name, fontsize=12, rotation=0, ha="right", va="center", labelpad=8)
+        line[0].set_ylabel(name, fontsize=11, rotation=0, ha="right", va="center", labelpad=8)
     for digit, axes in enumerate(grid[0]):
-        axes.set_title(str(digit) if digit < 10 else "nothing", fontsize=12)
-    figure.suptitle("Half-hidden digits, one update (below each answer: its squared error)", fontsize=13)
+        axes.set_title(str(digit) if digit < 10 else "nothing", fontsize=11)
+    figure.suptitle("Half-hidden digits, one update (below each answer: its squared error)", fontsize=12)
     figure.tight_layout(pad=0.4, h_pad=0.5, w_pad=0.3, rect=(0, 0, 1, 0.985))
     figure.savefig(out, dpi=150)
 

@@ -44,7 +44,7 @@ def no_op(folder: Path) -> None:
 
 def methods(folder: Path) -> None:
     """The weights of two rows of scores by the normalizer of each method."""
-    figure, axes = drawing.new(9.5, 4.2, len(METHODS), len(ROWS))
+    figure, axes = drawing.new(9.0, 4.2, len(METHODS), len(ROWS))
     for first, line, (title, scores) in zip((True, False), axes, ROWS.items(), strict=True):
         for axis, name in zip(line, METHODS, strict=True):
             method = Method.parse(name)
@@ -55,7 +55,7 @@ def methods(folder: Path) -> None:
             axis.set_xlabel(f"sum {float(weights.sum()):.2f}", fontsize=10)
             if first:
                 axis.set_title(method.name.replace("-", "-\n"), fontsize=10)
-        line[0].set_ylabel(title)
+        line[0].set_ylabel(f"{title}\nweight")
     _save(figure, folder, "methods")
 
 

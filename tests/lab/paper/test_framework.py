@@ -18,7 +18,7 @@ import torch
 import outeffhop
 from outeffhop.lab.paper import run
 from outeffhop.lab.paper.experiment import Cell, Experiment, Figure, Result, Settings, Table, Verdict
-from outeffhop.lab.paper.ranking import mean_std, number_of, ranks, shown
+from outeffhop.lab.paper.ranking import mean_std, number_of, places, ranks, shown
 from outeffhop.lab.paper.registry import NAMES, find
 from outeffhop.lab.paper.result_file import KeptCell, ResultFile
 from outeffhop.lab.paper.running import found_before, one_thread
@@ -309,6 +309,10 @@ def test_every_name_has_its_experiment():
         assert len({cell.key for cell in experiment.cells(Settings(quick=True))}) > 0
     with pytest.raises(ValueError, match="name='enrgy' is unknown; did you mean 'energy'"):
         find("enrgy")
+
+
+def test_numbers_that_look_equal_share_a_place():
+    assert places(["4.487 ± 0.1", "4.487", "−3", "5"]) == [2, 2, 1, 4]
 
 
 def test_ranks_within_groups():

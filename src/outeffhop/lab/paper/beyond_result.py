@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from outeffhop.lab.paper import drawing, published
 from outeffhop.lab.paper.experiment import Figure, Table, Values, Verdict
-from outeffhop.lab.paper.ranking import judged, mean_std, surplus
+from outeffhop.lab.paper.ranking import judged, mean_std, places, surplus
 from outeffhop.lab.paper.training_runs import seeds_measured
 
 __all__ = [
@@ -124,8 +125,8 @@ def _lowest(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
     rows: list[list[Any]] = []
     for bits in BITS:
         near = at_equal_perplexity(candidates[bits])
-        for rank, c in enumerate(near[:3], start=1):
-            rows.append([bits, rank, str(c), mean_std(c.losses, 3), mean_std(c.perplexity)])
+        first = [(str(c), mean_std(c.losses, 3), mean_std(c.perplexity)) for c in near[:3]]
+        rows += [[bits, place, *row] for place, row in zip(places([loss for _, loss, _ in first]), first, strict=True)]
     tried = len(next(iter(candidates.values()), ()))
     return Table(
         "Lowest loss at equal perplexity",
@@ -142,36 +143,43 @@ def _rounded(candidates: Mapping[str, Sequence[Candidate]]) -> Table:
     for bits in BITS:
         sums = [(c, [p + loss for p, loss in zip(c.perplexity, c.losses, strict=True)]) for c in candidates[bits]]
         finite = [(c, after) for c, after in sums if all(map(math.isfinite, after))]
-        for rank, (c, after) in enumerate(sorted(finite, key=lambda pair: mean(pair[1]))[:3], start=1):
-            rows.append([bits, rank, str(c), mean_std(after)])
+        first = [(str(c), mean_std(after)) for c, after in sorted(finite, key=lambda pair: mean(pair[1]))[:3]]
+        rows += [[bits, place, *row] for place, row in zip(places([sum_ for _, sum_ in first]), first, strict=True)]
     return Table("Lowest perplexity once rounded", ["bits", "rank", "combination", "perplexity"], rows, group="bits")
 
 
 def draw(candidates: Mapping[str, Sequence[Candidate]], folder: Path) -> None:
     """A row for each method: its perplexity, and what each way of rounding adds."""
     methods = list(dict.fromkeys(c.method for c in candidates[BITS[0]]))
-    figure, _ = drawing.new(10, 1 + 0.32 * max(len(methods), 3), columns=3)
+    names = [fill(method, 36) for method in methods]
+    figure, _ = drawing.new(9, 1.6 + 0.4 * max(len(methods), 3), columns=3)
     whole, *rounded = figure.axes
     for axis in figure.axes:
         axis.set_ylim(len(methods) - 0.5, -0.5)
-        axis.set_yticks(range(len(methods)), methods if axis is whole else [""] * len(methods), fontsize=8)
-    whole.set_title("perplexity in floating point", fontsize=9)
+        axis.set_yticks(range(len(methods)), names if axis is whole else [""] * len(methods), fontsize=9)
+    whole.set_title("perplexity", fontsize=10)
+    marks: dict[str, Any] = {}
     plain = [c for c in candidates[BITS[0]] if not c.folded]
     if plain:
         best = min(mean(c.perplexity) for c in plain)
-        whole.axvspan(best, (1 + EQUAL) * best, color="#0072B2", alpha=0.12, linewidth=0)
+        marks[f"within {100 * EQUAL:g} % of the lowest perplexity"] = whole.axvspan(
+            best, (1 + EQUAL) * best, color="#0072B2", alpha=0.12, linewidth=0
+        )
     for c in plain:
         whole.scatter(c.perplexity, [methods.index(c.method)] * len(c.perplexity), color=drawing.colour(c.method), s=36)
     for axis, bits in zip(rounded, BITS, strict=True):
-        axis.set_title(f"{bits} loss", fontsize=9)
+        axis.set_title(f"{bits} loss", fontsize=10)
         for c in candidates[bits]:
             colour = drawing.colour(c.method)
             losses = [loss if loss > 0 else math.nan for loss in c.losses]  # only a positive loss has a logarithm
             row = methods.index(c.method) + (0.18 if c.folded else -0.18)
+            label = "LayerNorms folded first" if c.folded else "as trained"
+            marks[label] = {"ls": "", "marker": "o", "mec": "#444444", "mfc": "none" if c.folded else "#444444"}
             axis.scatter(
                 losses, [row] * len(losses), s=30, edgecolors=colour, facecolors="none" if c.folded else colour
             )
         drawing.logarithmic(axis, "x")
+    drawing.legend(figure, marks)
     drawing.save(figure, folder, "losses")
 
 

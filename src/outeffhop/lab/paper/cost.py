@@ -128,15 +128,20 @@ def memory_verdict(found: dict[str, Values]) -> Verdict:
 
 
 def _draw(found: dict[str, Values], folder: Path) -> None:
-    figure, _ = drawing.new(10, 3.2, columns=len(found))
+    from matplotlib.patches import Patch
+
+    figure, _ = drawing.new(9, 3.4, columns=len(found))
+    marks: dict[str, Any] = {"median": Patch(color="#888888")}
     for axis, (model, values) in zip(figure.axes, found.items(), strict=True):
         for at, method in enumerate(METHODS):
             low, middle, high = (1000 * q for q in quantiles(values["seconds"][method], n=4))
             axis.bar(at, middle, color=drawing.colour(method), width=0.6)
-            axis.errorbar(at, middle, [[middle - low], [high - middle]], color="#888888", capsize=4)
+            bar = axis.errorbar(at, middle, [[middle - low], [high - middle]], ls="", color="#BBBBBB", capsize=4)
+            marks["from the first to the third quartile"] = bar
         axis.set_xticks(range(len(METHODS)), METHODS)
-        axis.set_title(published.NAMES[model], fontsize=9)
-    figure.supylabel("ms a step", fontsize=9)
+        axis.set_title(published.NAMES[model], fontsize=10)
+    figure.supylabel("ms a step", fontsize=10)
+    drawing.legend(figure, marks)
     drawing.save(figure, folder, "time")
 
 
@@ -145,15 +150,16 @@ def _draw_host(found: dict[str, Values], folder: Path) -> bool:
     kept = {model: values["host"] for model, values in found.items() if _host(values, "vanilla")[0] is not None}
     if not kept:
         return False
-    figure, _ = drawing.new(10, 3.0, columns=len(kept))
+    figure, _ = drawing.new(9, 3.2, columns=len(kept))
+    marks: dict[str, Any] = {}
     for axis, (model, host) in zip(figure.axes, kept.items(), strict=True):
         for method in METHODS:
-            axis.plot(host[method]["seconds"], host[method]["gb"], color=drawing.colour(method), label=method)
+            marks[method] = axis.plot(host[method]["seconds"], host[method]["gb"], color=drawing.colour(method))[0]
             axis.axhline(host[method]["peak_gb"], color=drawing.colour(method), linestyle=":", linewidth=0.8)
-        axis.set_title(published.NAMES[model], fontsize=9)
-        axis.set_xlabel("seconds", fontsize=8)
-    figure.axes[0].legend(fontsize=8)
-    figure.supylabel("main memory, GB", fontsize=9)
+        axis.set_title(published.NAMES[model], fontsize=10)
+        axis.set_xlabel("seconds")
+    drawing.legend(figure, marks | {"its peak": {"color": "#888888", "linestyle": ":"}})
+    figure.supylabel("main memory, GB", fontsize=10)
     drawing.save(figure, folder, "host-memory")
     return True
 

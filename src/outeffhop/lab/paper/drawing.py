@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,20 @@ from typing import Any
 from outeffhop._io import write_whole
 from outeffhop._naming import require
 
-__all__ = ["COLOURS", "MARKERS", "colour", "empty", "in_palette", "logarithmic", "marker", "new", "png", "save"]
+__all__ = [
+    "COLOURS",
+    "MARKERS",
+    "colour",
+    "empty",
+    "in_palette",
+    "legend",
+    "logarithmic",
+    "marker",
+    "new",
+    "png",
+    "save",
+    "shades",
+]
 
 # Okabe and Ito's palette
 COLOURS = {
@@ -38,6 +52,17 @@ def marker(method: str) -> str:
     return MARKERS.get(method.split("(")[0], "o")
 
 
+def shades(count: int, ordered: bool) -> list[Any]:
+    """Colours of lines that are no methods: from dark to light where they have an order, else as unlike as can be."""
+    require("matplotlib")
+    from matplotlib import colormaps
+
+    distinct = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
+    if ordered or count > len(distinct):
+        return [colormaps["viridis"](0.85 * i / max(count - 1, 1)) for i in range(count)]
+    return list(distinct[:count])
+
+
 def empty(width: float, height: float, layout: Any = "constrained") -> Any:
     """A figure without axes.
 
@@ -53,12 +78,25 @@ def empty(width: float, height: float, layout: Any = "constrained") -> Any:
     return figure
 
 
-def new(width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
+def legend(figure: Any, marks: Mapping[str, Any], columns: int = 4) -> None:
+    """Says above the panels what every mark means.
+
+    Args:
+        marks: meaning → the artist, or the options of a Line2D that looks like it.
+    """
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], **mark) if isinstance(mark, Mapping) else mark for mark in marks.values()]
+    figure.legend(handles, marks.keys(), loc="outside upper center", ncols=columns, frameon=False)
+
+
+def new(width: float = 9.0, height: float = 4.0, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
     """A figure and its axes."""
     figure = empty(width, height)
     axes = figure.subplots(rows, columns)
     for axis in figure.axes:
         axis.grid(alpha=0.25)
+        axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
     return figure, axes
 

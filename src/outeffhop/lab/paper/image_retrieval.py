@@ -197,7 +197,10 @@ def error_tables(found: Mapping[str, Values], axis: str, note: str) -> list[Tabl
 def draw_errors(found: Mapping[str, Values], folder: Path, name: str, label: str, log: bool) -> None:
     """Error over the axis: a row for each image set, a column for each memory."""
     groups = by_images(found)
-    figure, axes = drawing.new(11.0, 3.4 * len(groups) + 0.4, len(MEMORIES), len(groups))
+    from matplotlib.patches import Patch
+
+    figure, axes = drawing.new(9.0, 2.9 * len(groups) + 0.8, len(MEMORIES), len(groups))
+    marks: dict[str, Any] = {}
     for row, (images, seeds) in enumerate(groups.items()):
         at = [p["at"] for p in seeds[0]["points"]]
         for column, memory in enumerate(MEMORIES):
@@ -205,7 +208,7 @@ def draw_errors(found: Mapping[str, Values], folder: Path, name: str, label: str
             for model in models_of(seeds):
                 values = np.array([_over_seeds(seeds, i, memory, model) for i in range(len(at))])
                 style = _style(model)
-                ax.plot(at, values.mean(1), label=model, **style)
+                marks[model] = ax.plot(at, values.mean(1), **style)[0]
                 ax.fill_between(at, values.min(1), values.max(1), color=style["color"], alpha=0.06, lw=0)
             ax.set_title(f"{images}, {memory}", fontsize=10)
             ax.set_xlabel(label)
@@ -214,8 +217,8 @@ def draw_errors(found: Mapping[str, Values], folder: Path, name: str, label: str
             others = [_over_seeds(seeds, i, memory, model) for model in within for i in range(len(at))]
             ax.set_ylim(0, 1.1 * float(np.max(others)))
         np.atleast_2d(axes)[row, 0].set_ylabel("squared error")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    marks["from the smallest to the largest over seeds"] = Patch(color="#888888", alpha=0.25, lw=0)
+    drawing.legend(figure, marks)
     drawing.save(figure, folder, name)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -204,17 +205,20 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def draw(seen: dict[tuple[str, str], Values], sets: Sequence[str], folder: Path) -> None:
-    figure, ax = drawing.new(2.5 + 1.6 * len(sets), 3.8)
+    figure, ax = drawing.new(min(9.0, 2.5 + 1.6 * len(sets)), 3.8)
+    marks: dict[str, Any] = {}
     methods = [method for method in METHODS if any(m == method for _, m in seen)]
     for i, method in enumerate(methods):
         at = [x + 0.16 * (i - (len(methods) - 1) / 2) for x, name in enumerate(sets) if (name, method) in seen]
         values = [seen[name, method]["auc"] for name in sets if (name, method) in seen]
         bars = [_standard_error(v) for v in values]
         style = {"color": drawing.colour(method), "marker": drawing.marker(method)}
-        ax.errorbar(at, [mean(v) for v in values], bars, ls="", capsize=3, label=method, **style)
+        ax.errorbar(at, [mean(v) for v in values], bars, ls="", capsize=3, **style)
+        marks[method] = {"ls": "", **style}
     ax.set_xticks(range(len(sets)), sets)
     ax.set(ylabel="ROC-AUC", xlim=(-0.6, len(sets) - 0.4))
-    figure.legend(loc="outside upper center", ncols=len(methods), frameon=False)
+    marks["standard error"] = ax.errorbar([], [], [], ls="", color="#888888", capsize=3)
+    drawing.legend(figure, marks, len(marks))
     drawing.save(figure, folder, "mil")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from outeffhop.lab.paper.experiment import Table, VerdictWord
 
-__all__ = ["entry_text", "judged", "mean_std", "number_of", "ranks", "shown", "surplus"]
+__all__ = ["entry_text", "judged", "mean_std", "number_of", "places", "ranks", "shown", "surplus"]
 
 _NUMBER = re.compile(r"[-−+]?(\d+\.?\d*|\.\d+)(e[-−+]?\d+)?")
 
@@ -68,6 +68,12 @@ def ranks(table: Table) -> dict[tuple[int, int], int]:
             if len(set(order)) > 1:
                 found.update({(i, at): order.index(n) + 1 for i, n in numbers.items() if n in order[:2]})
     return found
+
+
+def places(texts: Sequence[str]) -> list[int]:
+    """The place of each number from the lowest, 1, by what reports show: those that look equal share one."""
+    numbers = [number for text in texts if (number := number_of(text)) is not None]
+    return [1 + sum(other < number for other in numbers) for number in numbers]
 
 
 def surplus(first: Sequence[float], second: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from outeffhop.lab.paper import drawing, published
 from outeffhop.lab.paper.experiment import Figure, Table, Values
@@ -136,27 +137,30 @@ def _options(further: Mapping[str, list[Values]]) -> Table:
 def draw(runs: Found, folder: Path) -> None:
     """A row of panels for each model: kurtosis, inf norm, loss of W8A8; a bar for each method."""
     models = models_of(runs)
-    figure, _ = drawing.new(10, 2.1 * len(models), columns=3, rows=len(models))
+    from matplotlib.patches import Patch
+
+    methods = [m for m in published.METHODS if any((model, m) in runs for model in models)]
+    figure, _ = drawing.new(9, 0.7 + (0.9 + 0.22 * len(methods)) * len(models), columns=3, rows=len(models))
     titles = ("avg kurtosis", "max inf norm", "W8A8 loss: {}")
+    seed = {"ls": "", "marker": "o", "color": "#BBBBBB", "mec": "#444444", "ms": 4}
+    papers = {"ls": "", "marker": "D", "color": "white", "mec": "#444444", "ms": 5.5}
     for i, axis in enumerate(figure.axes):
         model, column = models[i // 3], i % 3
-        for at, method in enumerate(published.METHODS):
+        for at, method in enumerate(methods):
             values, printed = runs.get((model, method), []), published.TABLE1[model, method]
             seen = [[v["kurtosis"] for v in values], [v["inf_norm"] for v in values], losses(model, values)][column]
             theirs = (printed.kurtosis, printed.inf_norm, loss(model, printed.full, printed.w8a8))[column]
             if seen and all(map(isfinite, seen)):
                 axis.barh(at, mean(seen), color=drawing.colour(method), height=0.62)
             elif seen:
-                axis.text(0.02, at, "not finite", transform=axis.get_yaxis_transform(), va="center", fontsize=7)
+                axis.text(0.02, at, "not finite", transform=axis.get_yaxis_transform(), va="center", fontsize=9)
             if len(values) > 1:
-                axis.plot(seen, [at] * len(seen), "o", color="#BBBBBB", markeredgecolor="#444444", markersize=4)
-            axis.plot(theirs, at, "D", color="white", markeredgecolor="#444444", markersize=5.5)
-        axis.set_yticks(
-            range(len(published.METHODS)), published.METHODS if column == 0 else [""] * len(published.METHODS)
-        )
-        axis.set_ylim(len(published.METHODS) - 0.4, -0.6)
-        axis.tick_params(labelsize=8)
-        axis.set_title(f"{published.NAMES[model]}, {titles[column].format(CHIEF[model][1])}", fontsize=9)
+                axis.plot(seen, [at] * len(seen), **seed)
+            axis.plot(theirs, at, **papers)
+        axis.set_yticks(range(len(methods)), methods if column == 0 else [""] * len(methods))
+        axis.set_ylim(len(methods) - 0.4, -0.6)
+        axis.tick_params(labelsize=9)
+        axis.set_title(f"{published.NAMES[model]}, {titles[column].format(CHIEF[model][1])}", fontsize=10)
         if column < 2:
             axis.set_xlim(
                 1, 1.2 * axis.get_xlim()[1]
@@ -164,6 +168,10 @@ def draw(runs: Found, folder: Path) -> None:
             drawing.logarithmic(axis, "x")
         else:
             axis.axvline(0, color="#888888", linewidth=0.8)
+    marks: dict[str, Any] = {"our mean": Patch(color="#888888"), "the paper, at its scale": papers}
+    if any(len(values) > 1 for values in runs.values()):
+        marks["one of our seeds"] = seed
+    drawing.legend(figure, marks)
     drawing.save(figure, folder, "methods")
 
 

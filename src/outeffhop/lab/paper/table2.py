@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from outeffhop.lab.paper import drawing, published
 from outeffhop.lab.paper.experiment import (
@@ -21,7 +22,7 @@ from outeffhop.lab.paper.experiment import (
     chosen,
     group_by,
 )
-from outeffhop.lab.paper.ranking import mean_std, surplus
+from outeffhop.lab.paper.ranking import entry_text, mean_std, places, surplus
 from outeffhop.lab.paper.trained_models import measured
 from outeffhop.lab.paper.training_runs import finished, folders_of, run_config, seeds_measured, steps_of, steps_said
 from outeffhop.lab.training import Result as RunResult
@@ -177,7 +178,8 @@ def _draw(means: Numbers, folder: Path) -> None:
     """A row of panels for each data set: MSE, kurtosis, inf norm over the rows forecast; a line for each kind."""
     data_sets = list(dict.fromkeys(data for data, _, _ in means))
     fields = ("mse", "kurtosis", "inf_norm")
-    figure, _ = drawing.new(10, 2.9 * len(data_sets), columns=len(fields), rows=len(data_sets))
+    figure, _ = drawing.new(9, 0.8 + 2.7 * len(data_sets), columns=len(fields), rows=len(data_sets))
+    marks: dict[str, Any] = {}
     panels = [(data, field) for data in data_sets for field in fields]
     for axis, (data, field) in zip(figure.axes, panels, strict=True):
         for method in published.FORECASTERS:
@@ -185,24 +187,27 @@ def _draw(means: Numbers, folder: Path) -> None:
             look = {"color": drawing.colour(kind), "marker": drawing.marker(kind), "markersize": 5}
             ours = {h: v[field] for (d, h, m), v in means.items() if (d, m) == (data, method)}
             theirs = {h: getattr(v, field) for (d, h, m), v in published.TABLE2.items() if (d, m) == (data, method)}
-            axis.plot([*ours], [*ours.values()], label=kind, **look)
+            marks[kind] = axis.plot([*ours], [*ours.values()], **look)[0]
             axis.plot([*theirs], [*theirs.values()], ":", markerfacecolor="none", alpha=0.6, linewidth=1, **look)
-        axis.set_title(f"{data}, {FIELDS[field]}", fontsize=9)
-        axis.set_xlabel("rows forecast", fontsize=8)
-        axis.tick_params(labelsize=8)
+        axis.set_title(f"{data}, {FIELDS[field]}", fontsize=10)
+        axis.set_xlabel("rows forecast")
         if field == "inf_norm":
             drawing.logarithmic(axis, "y")
-    figure.axes[0].legend(fontsize=7, frameon=False)
+    marks["solid: ours"] = {"color": "#888888"}
+    marks["dotted: the paper's, at its scale"] = {"color": "#888888", "ls": ":", "marker": "o", "mfc": "none"}
+    drawing.legend(figure, marks, 3)
     drawing.save(figure, folder, "horizons")
 
 
 def rank(means: Numbers, data: str, horizon: int, field: str) -> int | None:
-    """The place of OutEffHop, 1 to 4; None if one of the four is missing or NaN."""
+    """The place of OutEffHop, 1 to 4, shared with numbers that look equal; None if one is missing or NaN."""
     try:
         numbers = {kind: means[data, horizon, kind][field] for kind in published.FORECASTERS}
     except KeyError:
         return None
-    return None if any(map(isnan, numbers.values())) else 1 + sum(n < numbers["outeffhop"] for n in numbers.values())
+    if any(map(isnan, numbers.values())):
+        return None
+    return dict(zip(numbers, places([entry_text(n) for n in numbers.values()]), strict=True))["outeffhop"]
 
 
 def top_two(means: Numbers) -> tuple[int, int]:

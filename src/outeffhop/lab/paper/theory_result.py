@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from outeffhop.lab.paper import drawing
 from outeffhop.lab.paper.experiment import Figure, Table, Values, Verdict
@@ -65,21 +66,22 @@ def _count(capacity: Sequence[Values], case: str, method: str) -> str:
 
 def draw(bounds: Sequence[Values], betas: Sequence[float], folder: Path) -> None:
     styles = {
-        "dense": ("error, dense", drawing.colour("dense"), "-o"),
-        "outeffhop": ("error, OutEffHop", drawing.colour("outeffhop"), "-s"),
-        "printed": ("bound for OutEffHop as printed", "#D55E00", "--^"),
-        "valid": ("bound for OutEffHop, valid", "#009E73", "--v"),
+        "dense": ("error, dense", drawing.colour("dense"), "-o", 3.0),
+        "outeffhop": ("error, OutEffHop", drawing.colour("outeffhop"), "-s", 3.0),
+        "printed": ("bound for OutEffHop as printed", "#D55E00", "--^", 1.2),
+        "valid": ("bound for OutEffHop, valid", "#009E73", "--v", 1.2),
     }
-    figure, axes = drawing.new(10.0, 4.2, len(PANELS))
+    figure, axes = drawing.new(9.0, 4.2, len(PANELS))
+    marks: dict[str, Any] = {}
     for ax, (case, title) in zip(axes, PANELS.items(), strict=True):
-        for what, (label, colour, style) in styles.items():
+        for what, (label, colour, style, width) in styles.items():
             values = [mean(seed[f"{case} {beta:g}"]["medians"][what] for seed in bounds) for beta in betas]
-            ax.plot(betas, values, style, color=colour, label=label, ms=5)
+            marks[label] = ax.plot(betas, values, style, color=colour, lw=width, ms=5)[0]
         ax.set(title=title, xlabel="β", xscale="log", yscale="log")
         ax.set_xticks(betas, [f"{beta:g}" for beta in betas])
         ax.minorticks_off()
     axes[0].set_ylabel("distance from the pattern")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    drawing.legend(figure, marks, 2)
     drawing.save(figure, folder, "bounds")
 
 

@@ -120,23 +120,26 @@ def _table(curves: Curves, layers: dict[str, int]) -> Table:
 
 def _draw_methods(curves: Curves, layers: dict[str, int], folder: Path) -> None:
     pairs = [pair for pair in published.PAIRS if any((m, method) in curves for m in layers for method in pair)]
-    figure, _ = drawing.new(10, 2.4 * len(layers), columns=len(pairs), rows=len(layers))
+    figure, _ = drawing.new(9, 0.8 + 2.2 * len(layers), columns=len(pairs), rows=len(layers))
+    marks: dict[str, Any] = {}
     for axis, (model, pair) in zip(figure.axes, [(m, p) for m in layers for p in pairs], strict=True):
         for method in pair:
             for i, curve in enumerate(curves.get((model, method), [])):
-                name, width = (None, 0.8) if i else (method, 1.5)
-                norms = layer_curve(model, curve, layers[model])
-                axis.plot(curve["steps"], norms, color=drawing.colour(method), label=name, linewidth=width)
-        axis.set_title(f"{published.NAMES[model]}, layer {layers[model]}, {pair[0]}", fontsize=9)
-        _legend(axis)
+                norms, width = layer_curve(model, curve, layers[model]), 0.8 if i else 1.8
+                marks[method] = {"color": drawing.colour(method), "linewidth": 1.8}
+                axis.plot(curve["steps"], norms, color=drawing.colour(method), linewidth=width)
+        axis.set_title(f"{published.NAMES[model]}, layer {layers[model]}", fontsize=10)
+        _or_nothing(axis)
+    if any(len(seeds) > 1 for seeds in curves.values()):
+        marks |= {"thick: first seed": {"color": "#888888", "linewidth": 1.8}}
+        marks |= {"thin: other seeds": {"color": "#888888", "linewidth": 0.8}}
+    drawing.legend(figure, marks)
     _label(figure, "max inf norm")
     drawing.save(figure, folder, "methods")
 
 
-def _legend(axis: Any) -> None:
-    if axis.lines:
-        axis.legend(fontsize=7, frameon=False)
-    else:
+def _or_nothing(axis: Any) -> None:
+    if not axis.lines:
         axis.set_axis_off()
         axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes)
 
@@ -155,26 +158,37 @@ def _component_curves(model: str, curve: Values) -> dict[str, list[float] | None
 
 def _draw_parts(curves: Curves, models: list[str], folder: Path, name: str, parts: Parts) -> None:
     """A panel for each model, a colour for each part."""
-    from matplotlib import colormaps
-
     rows = (len(models) + 1) // 2
-    figure, _ = drawing.new(10, 3.2 * rows, columns=2, rows=rows)
+    figure, _ = drawing.new(9, 0.9 + 2.8 * rows, columns=2, rows=rows)
+    labels = _in_order([list(parts(model, seeds[0])) for (model, _), seeds in curves.items() if model in models])
+    shades = dict(zip(labels, drawing.shades(len(labels), ordered=name == "layers"), strict=True))
+    marks: dict[str, Any] = {}
     for axis, model in zip(figure.axes, models, strict=False):
         drawn = [(m, style) for m, style in zip(published.PAIRS[0], ("-", "--"), strict=True) if (model, m) in curves]
         for method, style in drawn:
             curve = curves[model, method][0]
-            found = parts(model, curve)
-            for i, (label, norms) in enumerate(found.items()):
-                if norms is None:
-                    continue
-                shade = colormaps["viridis"](0.9 * i / max(len(found) - 1, 1))
-                axis.plot(curve["steps"], norms, style, color=shade, label=label if method == drawn[0][0] else None)
-        axis.set_title(published.NAMES[model], fontsize=9)
-        _legend(axis)
+            for label, norms in parts(model, curve).items():
+                if norms is not None:
+                    marks[label] = {"color": shades[label], "linewidth": 1.8}
+                    axis.plot(curve["steps"], norms, style, color=shades[label])
+        axis.set_title(published.NAMES[model], fontsize=10)
+        _or_nothing(axis)
     for axis in figure.axes[len(models) :]:
         axis.set_visible(False)
+    marks = {label: marks[label] for label in labels if label in marks}
+    for method, style, word in zip(published.PAIRS[0], ("-", "--"), ("solid", "dashed"), strict=True):
+        marks[f"{word}: {method}"] = {"color": "#888888", "linestyle": style, "linewidth": 1.8}
+    drawing.legend(figure, marks)
     _label(figure, "inf norm")
     drawing.save(figure, folder, name)
+
+
+def _in_order(lists: list[list[str]]) -> list[str]:
+    """All labels of the lists, the longest list's first; layers by their numbers."""
+    labels = dict.fromkeys(label for labels in sorted(lists, key=len, reverse=True) for label in labels)
+    if all(label.startswith("layer ") for label in labels):
+        return sorted(labels, key=lambda label: int(label.split()[1]))
+    return list(labels)
 
 
 def _tensors(curves: Curves, model: str) -> list[str]:
@@ -182,8 +196,8 @@ def _tensors(curves: Curves, model: str) -> list[str]:
 
 
 def _label(figure: Any, what: str) -> None:
-    figure.supxlabel("training steps", fontsize=9)
-    figure.supylabel(what, fontsize=9)
+    figure.supxlabel("training steps", fontsize=10)
+    figure.supylabel(what, fontsize=10)
 
 
 EXPERIMENT = Experiment(
