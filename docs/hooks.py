@@ -41,7 +41,7 @@ REFERENCE = {
         "outliers",
         "quantization",
     ),
-    "The lab": ("lab.data", "lab.training", "lab.mending", "lab.paper", "lab.report"),
+    "The lab": ("lab.data", "lab.training", "lab.diagnosis", "lab.mending", "lab.paper", "lab.report"),
 }
 MODULES = [module for part in REFERENCE.values() for module in part]
 
