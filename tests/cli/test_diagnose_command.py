@@ -14,7 +14,19 @@ from outeffhop.lab.data import prepare
 from outeffhop.lab.diagnosis import VERDICTS, DiagnosisReport, diagnose, verdict
 from outeffhop.quantization import SCHEMES
 
-QUICK = ("--length", "16", "--batch-size", "2", "--batches", "1", "--calibration-batches", "1", "--device", "cpu")
+QUICK = (
+    "--length",
+    "16",
+    "--batch-size",
+    "2",
+    "--batches",
+    "1",
+    "--calibration-batches",
+    "1",
+    "--device",
+    "cpu",
+    "--no-int8",
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +87,10 @@ def test_it_says_where_the_outliers_are_what_8_bits_cost_and_what_to_do(checkpoi
 
 def test_what_it_advises_does_what_it_says(checkpoint, tmp_path, capsys):
     """The command that leaves the blamed tensors in floating point has the decibels it promises, or nearly."""
-    report = diagnose(checkpoint, length=16, batch_size=2, batches=1, calibration_batches=1, device="cpu")
+    report = diagnose(checkpoint, length=16, batch_size=2, batches=1, calibration_batches=1, device="cpu", int8=False)
     advice = next(advice for advice in report.advice if "--exclude" in (advice.command or ""))
     words = advice.command.replace("YOUR_DATA", "builtin:text").replace("quantized", str(tmp_path)).split()
-    main([*words[1:], *QUICK, "--seeds", "1", "--task", "embedding"])
+    main([*words[1:], *QUICK[:-1], "--seeds", "1", "--task", "embedding"])
     found = json.loads((tmp_path / "quantization.json").read_text())["quantized"]["sqnr_db"][0]
     assert abs(found - report.culprits[0].remedy.sqnr_db) < 3.0
     capsys.readouterr()
@@ -122,3 +134,21 @@ def test_what_cannot_be_done_is_said_in_one_line_before_work_begins(checkpoint, 
 )
 def test_decibels_in_words(decibels, word):
     assert verdict(decibels) == list(VERDICTS.values())[word]
+
+
+@pytest.mark.slow
+def test_real_int8_where_it_is_installed(checkpoint, tmp_path, capsys):
+    pytest.importorskip("openvino")
+    pytest.importorskip("nncf")
+    quick = QUICK[:-1]
+    main(["diagnose", str(checkpoint), "--out", str(tmp_path / "a"), *quick])
+    report = DiagnosisReport.load(tmp_path / "a" / "diagnosis.json")
+    assert report.cost("openvino").sqnr_db > report.cost("paper").sqnr_db
+    assert "real int8, as OpenVINO runs it" in capsys.readouterr().out
+    assert not (tmp_path / "a" / "int8").exists()
+    main(["diagnose", str(checkpoint), "--out", str(tmp_path / "b"), *quick, "--int8"])
+    asked = DiagnosisReport.load(tmp_path / "b" / "diagnosis.json")
+    assert asked.cost("openvino").sqnr_db == report.cost("openvino").sqnr_db
+    assert (tmp_path / "b" / "int8" / "int8.xml").exists()
+    assert main(["diagnose", str(checkpoint), "--out", str(tmp_path / "b"), *quick, "--int8"]) == 2
+    assert "exists and is not overwritten" in capsys.readouterr().err

@@ -20,12 +20,14 @@ from outeffhop.quantization import SCHEMES
 __all__ = ["run"]
 
 _SHOWN = 5
-_STEPS = 5 + 2 * len(SCHEMES)  # about: those to blame and a comparison come on top
+_STEPS = 6 + 2 * len(SCHEMES)  # about: those to blame and a comparison come on top
 
 
 def run(options: Diagnose) -> None:
     """Diagnoses, and writes ``diagnosis.json`` and ``diagnosis.html`` once everything is done."""
-    config = DiagnosisConfig(**{f.name: getattr(options, f.name) for f in dataclasses.fields(DiagnosisConfig)})
+    fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(DiagnosisConfig)}
+    fields["int8"] = True if options.int8 else False if options.no_int8 else None
+    config = DiagnosisConfig(**fields)
     out = options.out or Path("diagnosis") / name_of(options.checkpoint)
     done = count()
     with progress(_STEPS) as tell:
@@ -46,6 +48,8 @@ def _show(report: DiagnosisReport) -> None:
     for line in about(report):
         say(f"  {line}")
     print_table("What 8 bits for weights and activations cost", *costs(report))
+    if report.no_int8:
+        print(f"  {report.no_int8}")
     for each in report.culprits:
         columns, rows = blamed(each)
         print_table(f"{title_of(each)}, each rounded alone", columns, rows[:_SHOWN])

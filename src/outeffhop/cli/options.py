@@ -183,14 +183,16 @@ class Diagnose(Checkpoint, DiagnosisConfig):
         batches: measure on at most this many batches.
         calibration_batches: batches of training data that static ranges are found on.
         int8: also export to OUT/int8 and run it (needs outeffhop[int8]).
+        no_int8: do not run real int8, as is done for models up to BERT-base's size where outeffhop[int8] is installed.
     """
 
     compare: Annotated[str | None, arg(metavar="OTHER", help_behavior_hint="")] = None
     out: _Out = None
     batch_size: Annotated[int, arg(metavar="N")] = 4
-    batches: int | None = 2
+    batches: Annotated[int | None, arg(metavar="N")] = 2
     calibration_batches: int = 2
     int8: _Flag = False
+    no_int8: _Flag = False
 
 
 @dataclass(frozen=True, kw_only=True)

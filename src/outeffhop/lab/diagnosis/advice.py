@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from outeffhop.lab.diagnosis.diagnosis_config import DiagnosisConfig
-from outeffhop.lab.diagnosis.diagnosis_report import Advice, Culprits, SchemeCost
+from outeffhop.lab.diagnosis.diagnosis_report import REAL, Advice, Culprits, SchemeCost
 from outeffhop.quantization import SCHEMES
 
 __all__ = ["advise"]
@@ -33,13 +33,20 @@ def advise(
         if each.remedy is not None:
             found.append(_leave(config, each, each.remedy.count))
     lost = [by_name[name] for name in _STATIC if name in by_name and not by_name[name].is_enough]
+    real = next((cost for cost in costs if cost.scheme == REAL and cost.is_enough), None)
+    if real is not None:
+        found.append(
+            Advice(
+                f"Run it in real int8 by OpenVINO: {_said(real)}.",
+                f"{_command(config)} --int8 --out quantized",
+            )
+        )
     if lost and mends:
         data = shlex.quote(config.data or _OWN)
         found.append(
             Advice(
                 f"Mend it: 8 bits for {lost[0].words}, leave its outputs {lost[0].verdict}. Some minutes of "
-                f"fine-tuning against its outliers{_on_what(config)} let most models survive them, with no tensor "
-                "left in floating point.",
+                f"fine-tuning against its outliers{_on_what(config)} make 8 bits cost less.",
                 f"outeffhop mend {_named(config)} --data {data} --out mended{_tokenizer(config)}",
             )
         )
@@ -60,18 +67,18 @@ def _enough(config: DiagnosisConfig, costs: Sequence[SchemeCost], saves: bool) -
         best = max(costs, key=lambda cost: cost.sqnr_db)
         return [Advice(f"No scheme is enough. The best is 8 bits for {best.words}: {_said(best)}.")]
     whole = " Every tensor can be an integer." if simplest.scheme == "paper" else ""
-    text = f"This scheme is enough: 8 bits for {simplest.words}. {_said(simplest)}.{whole}"
+    text = f"This scheme is enough: 8 bits for {simplest.words}: {_said(simplest)}.{whole}"
     found = [Advice(text, _quantize(config, simplest, saves))]
     top = max(costs, key=lambda cost: cost.sqnr_db).verdict
     better = next(cost for cost in costs if cost.verdict == top)
     if top != simplest.verdict:
-        text = f"This scheme is better: 8 bits for {better.words}. {_said(better)}."
+        text = f"This scheme is better: 8 bits for {better.words}: {_said(better)}."
         found.append(Advice(text, _quantize(config, better, saves)))
     return found
 
 
 def _said(cost: SchemeCost) -> str:
-    return f"Outputs are {cost.verdict} ({cost.sqnr_db:.1f} dB)"
+    return f"outputs are {cost.verdict} ({cost.sqnr_db:.1f} dB)"
 
 
 def _quantize(config: DiagnosisConfig, cost: SchemeCost, saves: bool) -> str:

@@ -27,20 +27,19 @@ from outeffhop.lab.diagnosis.diagnosis_report import Culprits, DiagnosisReport, 
 from outeffhop.lab.diagnosis.fitting import check_runs, prepared_for
 from outeffhop.lab.diagnosis.model_inputs import has_two_inputs
 from outeffhop.lab.diagnosis.opening import Source, name_of, open_checkpoint, placed
+from outeffhop.lab.diagnosis.real_int8 import check_int8, no_int8, real_int8
 from outeffhop.metrics import Batch
 from outeffhop.models.summary import running_method
 from outeffhop.outliers import OutlierReport, measure
-from outeffhop.quantization import SCHEMES, Scheme, export_int8, measure_int8
+from outeffhop.quantization import SCHEMES, Scheme
 from outeffhop.quantization.deploy import check_model
 from outeffhop.quantization.evaluation import calibrated
-from outeffhop.quantization.int8_process import check_installed
 
 __all__ = ["FILE", "OTHER", "PAGE", "diagnose", "run_diagnosis"]
 
 FILE, OTHER, PAGE = "diagnosis.json", "compared.json", "diagnosis.html"
 _BLAMED = ("paper", "per-channel")  # whose tensors, or layers, are looked at one by one
 _UNCHANGED = "as good as unchanged"
-_INT8 = "int8"
 _SHOWN = 20  # worst tensors whose tokens are looked up
 Tell = Callable[[str], None]
 
@@ -114,16 +113,8 @@ def _check(config: DiagnosisConfig, out: Path | None) -> None:
     config.check()
     if out is not None:
         check_folder(out)
-    if not config.int8:
-        return
-    if out is None:
-        raise ValueError("int8=True writes the exported model: give a folder by out")
-    if (out / _INT8).exists():
-        raise ValueError(f"{str(out / _INT8)!r} exists and is not overwritten: remove it, or give another out")
-    try:
-        check_installed("openvino", "nncf")
-    except ImportError as error:
-        raise ValueError(str(error)) from error
+    if config.int8:
+        check_int8(out)
 
 
 def _earlier(compare: str) -> DiagnosisReport | None:
@@ -138,8 +129,9 @@ def _diagnosed(
 ) -> DiagnosisReport:
     tell("reading the checkpoint and the data")
     model, source, prepared = _opened(config, given)
-    if config.int8 and getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(f"int8: {type(model).__name__} has an encoder and a decoder, which export_int8 does not serve")
+    unserved = no_int8(model, config.int8)
+    if config.int8 and unserved:
+        raise ValueError(f"int8: {unserved}")
     begin = time.perf_counter()
     measured: list[Batch] = list(
         batches(prepared.validation, prepared.eval_collate, config.batch_size, limit=config.batches)
@@ -152,9 +144,10 @@ def _diagnosed(
     tell("floating point")
     compare = Comparison(model, measured, prepared.task)
     costs, culprits = _costs(model, compare, calibration, measured, prepared.task, tell)
-    if config.int8 and out is not None:
-        tell("OpenVINO int8")
-        costs.append(_real(model, compare, calibration, measured, out))
+    if not unserved:
+        tell("real int8 by OpenVINO")
+        real = real_int8(model, compare, calibration, measured, out if config.int8 else None)
+        costs, unserved = ([*costs, real], "") if isinstance(real, SchemeCost) else (costs, real)
     first = measured[0][model.main_input_name]
     full = {name: value for name, value in compare.full.items() if name not in ("sqnr_db", "loss", "agreement")}
     chosen = replace(config, data=source.data)
@@ -176,6 +169,7 @@ def _diagnosed(
         outliers=outliers,
         tokens=_tokens(model, outliers, measured, prepared),
         costs=tuple(costs),
+        no_int8=unserved,
         culprits=tuple(culprits),
         advice=advise(chosen, costs, culprits, saves=_saves(model), mends=_mends(model)),
     )
@@ -213,16 +207,6 @@ def _costs(
             tell(f"what is to blame: {scheme.what}")
             culprits.append(blame(model, quantized, measured[0]))
     return costs, culprits
-
-
-def _real(model: Any, compare: Comparison, calibration: list[Batch], measured: list[Batch], out: Path) -> SchemeCost:
-    """Real execution in int8; its whole report is ``out/int8.json``."""
-    plain = model.float().cpu()
-    with export_int8(plain, calibration, out / _INT8) as exported:
-        found = measure_int8(plain, exported, measured, compare, rounds=3)
-    found.save(out / f"{_INT8}.json")
-    words = f"int8 as OpenVINO runs it: {found.placement}"
-    return cost_of("openvino", words, found.metric["openvino int8"])
 
 
 def _tokens(model: Any, report: OutlierReport, measured: list[Batch], prepared: Prepared) -> dict[str, str]:

@@ -20,13 +20,14 @@ class DiagnosisConfig(CheckpointConfig):
         data: as for `outeffhop data`; by default the data of the run, else built-in text or images.
         batches: measure on at most this many batches.
         calibration_batches: batches of training data that static ranges are found on.
-        int8: also export to OUT/int8 and run it (needs outeffhop[int8]).
+        int8: also run the model in real int8 by OpenVINO. True keeps the exported model in OUT/int8 and needs
+            outeffhop[int8]; None does it where that is installed, for models up to BERT-base's size; False does not.
     """
 
     batch_size: int = 4
     batches: int | None = 2
     calibration_batches: int = 2
-    int8: bool = False
+    int8: bool | None = None
 
     def check(self, more: Mapping[str, int] | None = None) -> None:
         super().check({"calibration_batches": self.calibration_batches, **(more or {})})

@@ -88,13 +88,13 @@ def idle_heads(report: DiagnosisReport) -> str:
     if not report.heads:
         return "What the heads attend to is unknown: this model's attention does not show its weights."
     found = report.parked
-    told = "These heads leave more than half of their attention on the first token, on special tokens or on nothing"
+    told = "more than half of their attention on the first token, on special tokens or on nothing"
     if not found:
-        return f"{told}: none of {report.heads}."
+        return f"None of {report.heads} heads leaves {told.replace('their', 'its')}."
     names = short_names([heads.name for heads in report.outliers.attention])
     by_name = dict(zip((heads.name for heads in report.outliers.attention), names, strict=True))
     where = "; ".join(f"{by_name[heads.name]}: {', '.join(map(str, idle))}" for heads, idle in found)
-    return f"{told}: {_counted_heads(report)}. {where}."
+    return f"{_counted_heads(report)} heads leave {told}, so they do little. {where}."
 
 
 def _counted_heads(report: DiagnosisReport) -> str:
@@ -152,13 +152,14 @@ def _cost_table(report: DiagnosisReport) -> str:
     columns, rows = costs(report)
     classes = {word: _CLASSES[least] for least, word in VERDICTS.items()}
     head = "".join(f"<th>{escape(c)}</th>" for c in columns)
+    note = f"<p>{escape(report.no_int8)}</p>" if report.no_int8 else ""
     body = "\n".join(
         "<tr>"
         + "".join(f"<td>{escape(cell)}</td>" for cell in row[:-1])
         + f'<td class="{classes[row[-1]]}">{escape(row[-1])}</td></tr>'
         for row in rows
     )
-    return f'<div class="wide"><table class="costs">\n<tr>{head}</tr>\n{body}\n</table></div>'
+    return f'<div class="wide"><table class="costs">\n<tr>{head}</tr>\n{body}\n</table></div>{note}'
 
 
 def _advice(report: DiagnosisReport) -> str:

@@ -8,8 +8,10 @@ from outeffhop._dataclass_io import JsonReport
 from outeffhop.lab.diagnosis.verdicts import is_enough, verdict
 from outeffhop.outliers.outlier_report import HeadStats, OutlierReport
 
-__all__ = ["Advice", "Blamed", "Culprits", "DiagnosisReport", "LeftOut", "SchemeCost", "cost_of"]
+__all__ = ["Advice", "Blamed", "Culprits", "DiagnosisReport", "LeftOut", "REAL", "SchemeCost", "cost_of"]
 
+REAL = "openvino"
+"""The scheme of real execution in int8."""
 _PARKED = 0.5  # a head with more of its attention than this on one token, or on special tokens, does little else
 
 
@@ -18,7 +20,7 @@ class SchemeCost:
     """What one way to quantize costs.
 
     Attributes:
-        scheme: a name of ``outeffhop.quantization.SCHEMES``, or "openvino" for real execution in int8.
+        scheme: a name of ``outeffhop.quantization.SCHEMES``, or ``REAL``.
         words: what is rounded to 8 bits, and how.
         metric: the task's metric of the quantized model, and of logits the share that "agree"; {} if there is none.
         sqnr_db: signal over error of the outputs.
@@ -117,6 +119,7 @@ class DiagnosisReport(JsonReport):
         outliers: of its activations, and what its heads attend to.
         tokens: tensor → the token that its largest value is at, as text, if known.
         costs: one entry for each scheme.
+        no_int8: why real int8 is not among them; "" if it is.
         culprits: for the schemes that are not as good as unchanged.
         advice: what can be done.
     """
@@ -140,6 +143,7 @@ class DiagnosisReport(JsonReport):
     outliers: OutlierReport
     tokens: dict[str, str]
     costs: tuple[SchemeCost, ...]
+    no_int8: str
     culprits: tuple[Culprits, ...]
     advice: tuple[Advice, ...]
 
