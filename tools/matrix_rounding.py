@@ -106,7 +106,7 @@ def schemes(model, batch, name):
         far = distance(run(rounded, batch), whole)
         if not 0 < far < float("inf"):
             raise AssertionError(f"{scheme} changes nothing, or gives no number ({far})")
-    names = _changed(model, found["per-token"])
+    names = changed(model, found["per-token"])
     if not names:
         raise NotServed("no layer is quantized outside of the head")
     worst = 0.0
@@ -117,7 +117,7 @@ def schemes(model, batch, name):
     return f"{len(SCHEMES)} schemes, {len(names)} layers: {worst:.0e}; 16 bits: {fine:.0e}"
 
 
-def _changed(model, rounded):
+def changed(model, rounded):
     pairs = ((n, m, model.get_submodule(n)) for n, m in rounded.named_modules() if isinstance(m, (nn.Linear, Conv1D)))
     return [name for name, after, before in pairs if not torch.equal(after.weight, before.weight)]
 

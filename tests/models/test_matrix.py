@@ -43,6 +43,11 @@ def test_another_method_is_not_taken_for_the_truth():
         matrix_truth.held(found, matrix_truth.run(matrix_truth.by_hand(model, "clipped"), batch), "clipped")
 
 
+def test_a_diagnosis_compares_forecasts_and_not_their_loss():
+    found = matrix.cell("StanhopForForecasting", "diagnose")
+    assert found["state"] == "held", found["text"]
+
+
 def test_cells_are_kept_and_shown(tmp_path):
     file, kept = tmp_path / "cells.json", {"state": "held", "text": "kept"}
     found = matrix.fill({"BertForMaskedLM": {"padding": kept}}, ["BertForMaskedLM"], ["padding"], False, print, file)
