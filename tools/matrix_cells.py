@@ -15,8 +15,9 @@ import torch
 from architectures import CAUSAL, MORE_CAUSAL
 from matrix_diagnosis import diagnosis
 from matrix_elsewhere import elsewhere
+from matrix_metamorphic import planted_outlier, same_data
 from matrix_rounding import int8_checkpoint, schemes
-from matrix_truth import NotServed, by_hand, converted, held, output, run
+from matrix_truth import NotServed, by_hand, converted, held, output, run, samples
 from torch import nn
 from transformers.utils import ModelOutput
 
@@ -77,31 +78,32 @@ def same_function(model, batch, name):
 
 
 def back(model, batch, name):
-    """Every weight, bit for bit, after a conversion there and back."""
-    other = converted(converted(model, "outeffhop"), "vanilla").state_dict()
-    for key, value in model.state_dict().items():
-        if not torch.equal(other[key], value):
-            raise AssertionError(f"{key} changed")
-    if other.keys() != model.state_dict().keys():
-        raise AssertionError("weights were left behind")
-    return f"{len(other)} tensors"
-
-
-@torch.no_grad()
-def _samples(model, batch):
-    """One entry for each sample; models that compare texts with images have an embedding of each."""
-    if hasattr(model, "get_image_features"):
-        out = model(**batch)
-        return torch.cat([out.text_embeds, out.image_embeds], 1)
-    return run(model, batch)
+    """Every weight and the output, bit for bit, after a conversion to each method and back to softmax."""
+    served, refused = 0, None
+    truth = run(converted(model, "vanilla"), batch)
+    for method in SIX[1:]:
+        try:
+            other = converted(converted(model, method), "vanilla")
+        except NotServed as reason:
+            refused = reason
+            continue
+        served += 1
+        after, before = other.state_dict(), model.state_dict()
+        if after.keys() != before.keys() or not all(torch.equal(after[key], value) for key, value in before.items()):
+            raise AssertionError(f"the weights are others after {method}")
+        if not torch.equal(run(other, batch), truth):
+            raise AssertionError(f"the output is another after {method}")
+    if refused is not None and not served:
+        raise refused
+    return f"{served} methods"
 
 
 def invariances(model, batch, name):
     """Rows one by one and in another order, against the whole batch."""
     model = converted(model, "outeffhop")
-    whole, order = _samples(model, batch), torch.tensor([2, 0, 1])
-    held(_samples(model, {k: v[order] for k, v in batch.items()}), whole[order], "another order", 1e-4)
-    rows = torch.cat([_samples(model, {k: v[i : i + 1] for k, v in batch.items()}) for i in range(len(whole))])
+    whole, order = samples(model, batch), torch.tensor([2, 0, 1])
+    held(samples(model, {k: v[order] for k, v in batch.items()}), whole[order], "another order", 1e-4)
+    rows = torch.cat([samples(model, {k: v[i : i + 1] for k, v in batch.items()}) for i in range(len(whole))])
     return f"{held(rows, whole, 'one by one', 1e-4):.0e}"
 
 
@@ -254,6 +256,8 @@ CELLS = {
     "there and back": back,
     "batches": invariances,
     "padding": padding,
+    "same data": same_data,
+    "planted outlier": planted_outlier,
     "another process": another_process,
     "dynamic cache": generation("dynamic"),
     "static cache": generation("static"),

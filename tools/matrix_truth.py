@@ -80,6 +80,15 @@ def run(model, batch):
     return output(model, batch)
 
 
+@torch.no_grad()
+def samples(model, batch):
+    """One entry for each sample; models that compare texts with images have an embedding of each."""
+    if hasattr(model, "get_image_features"):
+        out = model(**batch)
+        return torch.cat([out.text_embeds, out.image_embeds], 1)
+    return run(model, batch)
+
+
 def distance(found, truth):
     return float((found.double() - truth.double()).norm() / truth.double().norm().clamp(min=1e-30))
 
