@@ -7,7 +7,7 @@ import math
 
 import torch
 from architectures import CAUSAL, MORE_CAUSAL
-from matrix_rounding import changed, quantized
+from matrix_rounding import changed, held_by_token, quantized
 from matrix_truth import NotServed, converted, held, output, run, samples
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -27,28 +27,29 @@ ALIBI = ("BloomForCausalLM",)  # take no positions
 def same_data(model, batch, name):
     """Metric, outliers, rounding and calibrated sinks: rows one by one and reversed, padded, or in float64."""
     rows = [{k: v[i : i + 1] for k, v in batch.items()} for i in reversed(range(len(next(iter(batch.values())))))]
-    found = []
+    fine, doubled = copy.deepcopy(model).double(), _double(batch)
+    padded = _padded(model, batch, name)
+    found = ["outliers", "rounding", *(f"padding {side}" for side in padded)]
     if (numbers := _metric(model, [batch])) is not None:
         _same_numbers(numbers, _metric(model, rows), "metric")
-        _same_numbers(numbers, _metric(copy.deepcopy(model).double(), [_double(batch)]), "metric in float64", 1e-3)
-        found.append("metric")
+        _same_numbers(numbers, _metric(fine, [doubled]), "metric in float64", 1e-3)
+        found.insert(0, "metric")
     whole = _outliers(model, [batch])
     _same_numbers(whole, _outliers(model, rows), "outliers")
-    _same_numbers(whole, _outliers(copy.deepcopy(model).double(), [_double(batch)]), "outliers in float64", 1e-2)
-    found.append("outliers")
-    _quantization(model, batch, rows)
-    found.append("rounding")
-    padded = _padded(model, batch, name)
+    _same_numbers(whole, _outliers(fine, [doubled]), "outliers in float64", 1e-2)
     for side, given in padded.items():
         _same_numbers(whole, _outliers(model, [given]), f"outliers with padding {side}", 1e-3)
-    found += [f"padding {side}" for side in padded]
+    _quantization(model, batch, rows)
+    rounded = samples(quantized(model, batch, "linear"), batch)
+    held_by_token(samples(quantized(fine, doubled, "linear"), doubled), rounded, "rounding in float64", 0.01)
     if _mends(model):
+        found.append("sinks")
         sinks = run(converted(model, "outeffhop", calibrate=[batch]), batch)
         held(run(converted(model, "outeffhop", calibrate=rows), batch), sinks, "sinks row by row", 1e-3)
+        held(run(converted(fine, "outeffhop", calibrate=[doubled]), doubled), sinks, "sinks in float64", 1e-2)
         for side, given in padded.items():
             again = run(converted(model, "outeffhop", calibrate=[given]), batch)
             held(again, sinks, f"sinks with padding {side}", 1e-3)
-        found.append("sinks")
     return ", ".join(found)
 
 

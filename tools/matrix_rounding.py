@@ -112,8 +112,8 @@ def schemes(model, batch, name):
     worst = 0.0
     for scheme in BY_HAND:
         truth = rounded_by_hand(model, batch, found[scheme], names, scheme)
-        worst = max(worst, _held_by_token(run(found[scheme], batch), run(truth, batch), scheme, 1e-3))
-    fine = _held_by_token(run(quantized(model, batch, "W16A16 per-token"), batch), whole, "16 bits", 0.01)
+        worst = max(worst, held_by_token(run(found[scheme], batch), run(truth, batch), scheme, 1e-3))
+    fine = held_by_token(run(quantized(model, batch, "W16A16 per-token"), batch), whole, "16 bits", 0.01)
     return f"{len(SCHEMES)} schemes, {len(names)} layers: {worst:.0e}; 16 bits: {fine:.0e}"
 
 
@@ -122,7 +122,7 @@ def changed(model, rounded):
     return [name for name, after, before in pairs if not torch.equal(after.weight, before.weight)]
 
 
-def _held_by_token(found, truth, what, near):
+def held_by_token(found, truth, what, near):
     """The distance of the median token or sample: where two scores tie, any rounding decides a single one of them."""
     far = (found - truth).double().flatten(0, -2).norm(dim=-1)
     size = truth.double().flatten(0, -2).norm(dim=-1).clamp(min=1e-30)
