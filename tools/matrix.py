@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT / "tests/models"), str(ROOT / "tools")]
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from architectures import MATRIX  # noqa: E402
-from matrix_cells import CELLS  # noqa: E402
+from matrix_cells import CELLS, SIX  # noqa: E402
 from matrix_truth import NotServed, subject  # noqa: E402
 
 JSON, PAGE = ROOT / "docs/compatibility.json", ROOT / "docs/compatibility.md"
@@ -43,7 +43,7 @@ def cell(name, what):
 
 def _line(error):
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())  # some errors are coloured for a terminal
-    return text if len(text) <= 200 else text[:197] + "..."
+    return text if len(text) <= 400 else text[:397] + "..."
 
 
 def fill(found, models, cells, again, tell, file=None):
@@ -53,6 +53,7 @@ def fill(found, models, cells, again, tell, file=None):
         for what in cells:
             if again or what not in row:
                 row[what] = cell(name, what)
+        found[name] = row = {what: row[what] for what in CELLS if what in row}
         states = [c["state"] for c in row.values()]
         tell(f"{i + 1} of {len(models)} {name}: " + ", ".join(f"{states.count(s)} {s}" for s in SIGN))
         if file is not None:
@@ -61,40 +62,56 @@ def fill(found, models, cells, again, tell, file=None):
 
 
 def page(found):
-    """The matrix in Markdown: signs, then what each column compares, then every reason."""
-    cells = list(CELLS)
+    """The matrix in Markdown: one table, whose footnotes say why, and what each column compares."""
     versions = f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}"
+    reasons: list[str] = []
+    rows = [f"| {name} | " + " | ".join(_shown(name, what, row.get(what), reasons) for what in CELLS) + " |"
+            for name, row in found.items()]  # fmt: skip
     lines = [
         "# Compatibility",
         "",
-        "Look up your model to see what works with it. `make matrix` fills this page: each cell runs a tiny model of "
-        f"two layers that looks trained (scores far off 0, outliers, unequal norms), on CPU with {versions}.",
+        "Look up your model to see what works with it: ✓ agreed with an independent truth, "
+        "· is not served or does not arise, ✗ failed; [the numbers](#reasons) say why. `make matrix` fills the table "
+        "with tiny models that look trained (scores far off 0, outliers, unequal norms), on CPU with "
+        f"{versions}. The distances are in `compatibility.json`.",
         "",
-        "- ✓ the result agreed with an independent truth, named [below](#what-is-compared);",
-        "- · not served, or the question does not arise; [why](#reasons);",
-        "- ✗ a fault, or a limit of another library; [what happened](#reasons).",
+        "| model | " + " | ".join(CELLS) + " |",
+        "|---" * (len(CELLS) + 1) + "|",
+        *rows,
         "",
-        "| model | " + " | ".join(cells) + " |",
-        "|---" * (len(cells) + 1) + "|",
+        "## Reasons",
+        "",
+        *(f"{i}. {text}" for i, text in enumerate(reasons, 1)),
+        "",
+        "## What is compared",
+        "",
+        "The truth of a method is attention in float64, and that of a scheme rounding in float64, both written from "
+        "the formulas without the library's code.",
+        "",
     ]
-    for name, row in found.items():
-        lines.append(f"| {name} | " + " | ".join(SIGN[row[c]["state"]] if c in row else "?" for c in cells) + " |")
-    lines += ["", "## What is compared", ""]
-    lines.append(
-        "The truth of a method is attention in float64, written from the formulas without the library's code. "
-        "Numbers in the JSON are ‖found − truth‖ / ‖truth‖."
-    )
-    lines.append("")
+    columns: dict[str, list[str]] = {}
     for what, check in CELLS.items():
-        lines.append(f"- **{what}**: {check.__doc__.rstrip('.') if check.__doc__ else MEANING[what]}.")
-    lines += ["", "## Reasons", ""]
-    for name, row in found.items():
-        reasons: dict[str, list[str]] = {}
-        for what, each in row.items():
-            if each["state"] != "held":
-                reasons.setdefault(each["text"], []).append(what)
-        lines += [f"- {name}, {', '.join(where)}: {_plain(text)}" for text, where in reasons.items()]
+        columns.setdefault(MEANING.get(what) or " ".join(check.__doc__.split()).rstrip("."), []).append(what)
+    lines += [f"- **{', '.join(names)}**: {text}." for text, names in columns.items()]
     return "\n".join(lines) + "\n"
+
+
+def _shown(name, what, each, reasons):
+    """A sign, with the number of its reason."""
+    if each is None or each["state"] == "held":
+        return "?" if each is None else SIGN["held"]
+    text = _plain(_general(each["text"], name))
+    if text not in reasons:
+        reasons.append(text)
+    return f"{SIGN[each['state']]}<sup>{reasons.index(text) + 1}</sup>"
+
+
+def _general(text, name):
+    """The same words for all models and methods that have one reason."""
+    text = text.replace(f"this {name}", "the model").replace(f"a {name}", "it").replace(name, "it")
+    for method in SIX:
+        text = text.removeprefix(f"{method} ")
+    return text if "." in text.split()[0] else text[0].upper() + text[1:]
 
 
 def _plain(text):
@@ -102,9 +119,8 @@ def _plain(text):
 
 
 MEANING = {
-    **{m: "the output of the converted model, against the truth" for m in CELLS if "outeffhop" in m},
-    **dict.fromkeys(("vanilla", "clipped", "gated"), "the output of the converted model, against the truth"),
-    **dict.fromkeys(("dynamic cache", "static cache"), "generated tokens, against those without a cache"),
+    **dict.fromkeys(SIX, "The output of the converted model, against the truth"),
+    **dict.fromkeys(("dynamic cache", "static cache"), "Generated tokens, against those without a cache"),
 }
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import onnxruntime
 import torch
-from architectures import CAUSAL, MORE_CAUSAL, SEQ2SEQ
+from architectures import CAUSAL, MORE_CAUSAL
+from matrix_diagnosis import diagnosis
 from matrix_elsewhere import elsewhere
+from matrix_metamorphic import planted_outlier, same_data
 from matrix_rounding import int8_checkpoint, schemes
-from matrix_truth import NotServed, by_hand, converted, held, output, run
+from matrix_truth import NotServed, by_hand, converted, held, output, run, samples
 from torch import nn
 from transformers.utils import ModelOutput
 
@@ -76,58 +78,66 @@ def same_function(model, batch, name):
 
 
 def back(model, batch, name):
-    """Every weight, bit for bit, after a conversion there and back."""
-    other = converted(converted(model, "outeffhop"), "vanilla").state_dict()
-    for key, value in model.state_dict().items():
-        if not torch.equal(other[key], value):
-            raise AssertionError(f"{key} changed")
-    if other.keys() != model.state_dict().keys():
-        raise AssertionError("weights were left behind")
-    return f"{len(other)} tensors"
+    """Every weight and the output, bit for bit, after a conversion to each method and back to softmax."""
+    served, refused = 0, None
+    truth = run(converted(model, "vanilla"), batch)
+    for method in SIX[1:]:
+        try:
+            other = converted(converted(model, method), "vanilla")
+        except NotServed as reason:
+            refused = reason
+            continue
+        served += 1
+        after, before = other.state_dict(), model.state_dict()
+        if after.keys() != before.keys() or not all(torch.equal(after[key], value) for key, value in before.items()):
+            raise AssertionError(f"the weights are others after {method}")
+        if not torch.equal(run(other, batch), truth):
+            raise AssertionError(f"the output is another after {method}")
+    if refused is not None and not served:
+        raise refused
+    return f"{served} methods"
 
 
 def invariances(model, batch, name):
     """Rows one by one and in another order, against the whole batch."""
     model = converted(model, "outeffhop")
-    whole = run(model, batch)
-    if len(whole) != len(next(iter(batch.values()))) or name in ("CLIPModel", "SiglipModel"):
-        raise NotServed("its output compares all samples of a batch")
-    order = torch.tensor([2, 0, 1])
-    held(run(model, {k: v[order] for k, v in batch.items()}), whole[order], "another order", 1e-4)
-    rows = torch.cat([run(model, {k: v[i : i + 1] for k, v in batch.items()}) for i in range(len(whole))])
+    whole, order = samples(model, batch), torch.tensor([2, 0, 1])
+    held(samples(model, {k: v[order] for k, v in batch.items()}), whole[order], "another order", 1e-4)
+    rows = torch.cat([samples(model, {k: v[i : i + 1] for k, v in batch.items()}) for i in range(len(whole))])
     return f"{held(rows, whole, 'one by one', 1e-4):.0e}"
 
 
 def padding(model, batch, name):
-    """Real tokens with padding beside them, left and right, against the texts alone."""
-    if set(batch) != {"input_ids"}:
-        raise NotServed("it reads no text, or two at once")
+    """Real tokens with padding beside them, on the right and, in decoders, on the left, against the texts alone."""
+    if "input_ids" not in batch:
+        raise NotServed("it reads no text")
+    if name == "SiglipModel":
+        raise NotServed("it reads a text's last place, padded or not")
     model, ids = converted(model, "outeffhop"), batch["input_ids"]
     whole, mask = run(model, batch), torch.ones_like(ids)
-    for side in ("right", "left") if name in DECODERS else ("right",):
+    sides = ("right", "left") if name in DECODERS else ("right",)
+    for side in sides:
         pads = (0, 5) if side == "right" else (5, 0)
         padded = nn.functional.pad(ids, pads, value=model.config.get_text_config().pad_token_id or 0)
-        given = {"input_ids": padded, "attention_mask": nn.functional.pad(mask, pads)}
+        given = {**batch, "input_ids": padded, "attention_mask": nn.functional.pad(mask, pads)}
         if side == "left":
             given["position_ids"] = (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)
         out = run(model, given)
-        held(out[:, :16] if side == "right" else out[:, 5:], whole, f"padding {side}", 1e-3)
-    return "right, left" if name in DECODERS else "right"
+        if out.shape != whole.shape:  # of the text itself, not of a decoder or of images
+            out = out[:, :16] if side == "right" else out[:, 5:]
+        held(out, whole, f"padding {side}", 1e-3)
+    return ", ".join(sides)
 
 
 def generation(cache):
     def cell(model, batch, name):
-        if name not in DECODERS | SEQ2SEQ:
+        if not model.can_generate():
             raise NotServed("it does not generate")
         model = converted(model, "outeffhop")
         given = {k: v for k, v in batch.items() if not k.startswith("decoder")}
-        found = model.generate(
-            **given, max_new_tokens=5, min_new_tokens=5, do_sample=False, num_beams=1, cache_implementation=cache
-        )
-        alone = model.generate(
-            **given, max_new_tokens=5, min_new_tokens=5, do_sample=False, num_beams=1, use_cache=False
-        )
-        if not torch.equal(found, alone):
+        given |= dict(max_new_tokens=5, min_new_tokens=5, do_sample=False, num_beams=1)
+        found = model.generate(**given, cache_implementation=cache)
+        if not torch.equal(found, model.generate(**given, use_cache=False)):
             raise AssertionError("the tokens differ from those without a cache")
         return "5 tokens"
 
@@ -239,12 +249,15 @@ def another_process(model, batch, name):
 
 CELLS = {
     "outliers": outliers,
+    "diagnose": diagnosis,
     "quantize": schemes,
     **{method: one_method(method) for method in SIX},
     "same function": same_function,
     "there and back": back,
     "batches": invariances,
     "padding": padding,
+    "same data": same_data,
+    "planted outlier": planted_outlier,
     "another process": another_process,
     "dynamic cache": generation("dynamic"),
     "static cache": generation("static"),

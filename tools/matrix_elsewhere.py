@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import torch
-from matrix_truth import no_cache
+from matrix_truth import main_output, no_cache
 
 
 class Process:
@@ -16,14 +16,14 @@ class Process:
 import sys, torch, transformers
 torch.set_num_threads(1)
 if sys.argv[1] == "ours":
-    import outeffhop
+    from outeffhop.models import stanhop
 for line in sys.stdin:
     folder = line.strip()
     kind, batch, key = torch.load(folder + "/batch.pt", weights_only=True)
     try:
         with torch.no_grad():
-            out = getattr(transformers, kind).from_pretrained(folder).eval()(**batch)
-        out = out[key] if key else out[0]
+            out = (getattr(transformers, kind, None) or getattr(stanhop, kind)).from_pretrained(folder).eval()(**batch)
+        out = out[key]
         assert sys.argv[1] == "ours" or "outeffhop" not in sys.modules
         torch.save(out, folder + "/out.pt")
         print("done", flush=True)
@@ -38,8 +38,7 @@ for line in sys.stdin:
     def run(self, folder, model, batch):
         given = {**batch, **no_cache(model)}
         out = model(**given)
-        key = next((k for k in ("logits", "logits_per_image", "last_hidden_state") if out.get(k) is not None), None)
-        torch.save((type(model).__name__, given, key), f"{folder}/batch.pt")
+        torch.save((type(model).__name__, given, main_output(out)), f"{folder}/batch.pt")
         print(folder, file=self.worker.stdin, flush=True)
         answer = self.worker.stdout.readline().strip()
         if answer != "done":

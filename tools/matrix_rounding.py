@@ -106,23 +106,23 @@ def schemes(model, batch, name):
         far = distance(run(rounded, batch), whole)
         if not 0 < far < float("inf"):
             raise AssertionError(f"{scheme} changes nothing, or gives no number ({far})")
-    names = _changed(model, found["per-token"])
+    names = changed(model, found["per-token"])
     if not names:
         raise NotServed("no layer is quantized outside of the head")
     worst = 0.0
     for scheme in BY_HAND:
         truth = rounded_by_hand(model, batch, found[scheme], names, scheme)
-        worst = max(worst, _held_by_token(run(found[scheme], batch), run(truth, batch), scheme, 1e-3))
-    fine = _held_by_token(run(quantized(model, batch, "W16A16 per-token"), batch), whole, "16 bits", 0.01)
+        worst = max(worst, held_by_token(run(found[scheme], batch), run(truth, batch), scheme, 1e-3))
+    fine = held_by_token(run(quantized(model, batch, "W16A16 per-token"), batch), whole, "16 bits", 0.01)
     return f"{len(SCHEMES)} schemes, {len(names)} layers: {worst:.0e}; 16 bits: {fine:.0e}"
 
 
-def _changed(model, rounded):
+def changed(model, rounded):
     pairs = ((n, m, model.get_submodule(n)) for n, m in rounded.named_modules() if isinstance(m, (nn.Linear, Conv1D)))
     return [name for name, after, before in pairs if not torch.equal(after.weight, before.weight)]
 
 
-def _held_by_token(found, truth, what, near):
+def held_by_token(found, truth, what, near):
     """The distance of the median token or sample: where two scores tie, any rounding decides a single one of them."""
     far = (found - truth).double().flatten(0, -2).norm(dim=-1)
     size = truth.double().flatten(0, -2).norm(dim=-1).clamp(min=1e-30)

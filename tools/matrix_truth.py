@@ -9,6 +9,7 @@ import copy
 
 import torch
 from architectures import SEQ2SEQ, SIDE, VOCAB, build
+from torch import nn
 from trained_look import FIRST, look_trained
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask
@@ -16,7 +17,7 @@ from transformers.masking_utils import eager_mask
 from outeffhop.methods import METHODS
 from outeffhop.models import convert
 from outeffhop.models.hf_private import implementation, set_implementation
-from outeffhop.models.modules import attention_modules, has_attention
+from outeffhop.models.modules import attention_modules, has_attention, hopfield_layers
 
 NEAR = 1e-3  # ‖found − truth‖ / ‖truth‖ between float32 and a truth whose attention is float64
 TRUTH = "matrix-truth"
@@ -31,15 +32,13 @@ class NotServed(Exception):
 
 def subject(name):
     """A tiny model that looks trained, and a batch for it."""
-    model = build(name)
-    if has_attention(model):
-        look_trained(model)
+    model = look_trained(build(name))
     return model, batch_of(model, name)
 
 
 def batch_of(model, name, rows=3):
     generator = torch.Generator().manual_seed(2)
-    names = {"pixel_values", "input_features", "input_ids"}
+    names = {"pixel_values", "input_features", "input_ids", "past_values"}
     if hasattr(model.config, "vision_config") and name in ("CLIPModel", "SiglipModel"):
         wanted = {"pixel_values", "input_ids"}
     else:
@@ -50,6 +49,8 @@ def batch_of(model, name, rows=3):
         found["input_ids"][:, 0] = FIRST
     if "pixel_values" in wanted:
         found["pixel_values"] = torch.randn(rows, 3, SIDE, SIDE, generator=generator)
+    if "past_values" in wanted:
+        found["past_values"] = torch.randn(rows, model.config.in_len, model.config.num_series, generator=generator)
     if "input_features" in wanted:
         frames = 2 * model.config.max_source_positions
         found["input_features"] = torch.randn(rows, model.config.num_mel_bins, frames, generator=generator)
@@ -61,10 +62,13 @@ def batch_of(model, name, rows=3):
 def output(model, batch):
     """The logits, or what the model returns first."""
     out = model(**batch) if "use_cache" in batch else model(**batch, **no_cache(model))
-    for key in ("logits", "logits_per_image", "last_hidden_state"):
-        if out.get(key) is not None:
-            return out[key]
-    return out[0]
+    return out[main_output(out)]
+
+
+def main_output(out):
+    """The name of what is compared."""
+    names = ("logits", "logits_per_image", "last_hidden_state", "prediction")
+    return next(name for name in names if out.get(name) is not None)
 
 
 def no_cache(model):
@@ -74,6 +78,15 @@ def no_cache(model):
 @torch.no_grad()
 def run(model, batch):
     return output(model, batch)
+
+
+@torch.no_grad()
+def samples(model, batch):
+    """One entry for each sample; models that compare texts with images have an embedding of each."""
+    if hasattr(model, "get_image_features"):
+        out = model(**batch)
+        return torch.cat([out.text_embeds, out.image_embeds], 1)
+    return run(model, batch)
 
 
 def distance(found, truth):
@@ -123,9 +136,24 @@ AttentionInterface.register(TRUTH, truth)
 AttentionMaskInterface.register(TRUTH, eager_mask)
 
 
+class _Association(nn.Module):
+    """The truth inside our own layers, which STanHop-Net is built from; β is 1/√d."""
+
+    def __init__(self, method):
+        super().__init__()
+        self.matrix_method, self.is_causal = method, False
+
+    def forward(self, state, query, key, value, mask, is_causal, need_weights):
+        return truth(self, query, key, value, mask)[0].transpose(1, 2), None
+
+
 def by_hand(model, method):
     """A copy whose attention is the truth."""
     model = copy.deepcopy(model)
+    if not has_attention(model):
+        for layer in hopfield_layers(model).values():
+            layer.association = _Association(method)
+        return model
     modules = attention_modules(model).values()
     for part in (*(m for m in model.modules() if isinstance(m, PreTrainedModel)), *modules):
         set_implementation(part.config, TRUTH)

@@ -177,11 +177,15 @@ class _Sqnr:
 
 
 def main_output(out: Any) -> Tensor:
-    """The logits, else the last hidden state, else the first tensor of numbers, as of a head with several outputs."""
+    """The logits, else the last hidden state, else the first tensor of numbers that is not the loss.
+
+    So it is the forecast of a forecaster, and one of several outputs of a head.
+    """
     for name in ("logits", "last_hidden_state"):
         if isinstance(getattr(out, name, None), Tensor):
             return getattr(out, name)  # type: ignore[no-any-return]
-    found = next((t for t in out.to_tuple() if isinstance(t, Tensor) and t.is_floating_point()), None)
+    rest = (t for name, t in out.items() if name != "loss")
+    found = next((t for t in rest if isinstance(t, Tensor) and t.is_floating_point()), None)
     if found is None:
         raise ValueError(f"{type(out).__name__} has no tensor of numbers to compare: it has {', '.join(out)}")
     return found

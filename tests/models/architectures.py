@@ -3,6 +3,8 @@
 import torch
 import transformers
 
+from outeffhop.models.stanhop import StanhopForForecasting
+
 VOCAB = 400
 SIDE = 16
 _text = dict(vocab_size=VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2)
@@ -106,6 +108,8 @@ _deepseek |= dict(n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_gro
 _deepseek |= dict(moe_intermediate_size=16, experts_implementation="eager")
 _moe = dict(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16, experts_implementation="eager")
 _whisper = _bart | dict(num_mel_bins=8, max_source_positions=16, max_target_positions=32)
+_stanhop = dict(num_series=7, in_len=24, out_len=6, seg_len=4, factor=2, d_model=32, d_ff=48, num_heads=4, e_layers=1)
+_stanhop |= dict(method="vanilla")
 # models of the matrix that no command serves yet, or that the tables above have in another form
 MORE_CAUSAL = {
     "Qwen2ForCausalLM": {k: v for k, v in _decoder.items() if k != "head_dim"},
@@ -116,6 +120,7 @@ OTHER = {
     "WhisperForConditionalGeneration": _whisper,
     "CLIPModel": _of_parts(_clip_text, _vision, projection_dim=16),
     "SiglipModel": _of_parts(_clip_text, _vision),
+    "StanhopForForecasting": _stanhop,
 }
 MODELS = MASKED | CAUSAL | SEQ2SEQ | CLASSIFIERS | EMBEDDING
 
@@ -126,7 +131,7 @@ MATRIX = tuple(
 
 
 def build(name, **changes):
-    kind = getattr(transformers, name)
+    kind = StanhopForForecasting if name == "StanhopForForecasting" else getattr(transformers, name)
     torch.manual_seed(0)
     model = kind(kind.config_class(**(MODELS | MORE_CAUSAL | OTHER)[name] | changes)).eval()
     generator = torch.Generator().manual_seed(1)

@@ -9,8 +9,8 @@ from trained_look import FIRST, MASSIVE, first, look_trained
 
 from outeffhop.models import convert, load_checkpoint
 from outeffhop.models.inspection import inspecting
-from outeffhop.outliers import measure
-from outeffhop.quantization import Calibration, freeze, save_compressed, simulate
+from outeffhop.outliers import OutlierPenalty, measure
+from outeffhop.quantization import Calibration, fold_layernorm, freeze, save_compressed, simulate
 
 NAMES = tuple(MODELS)
 SOFTMAX = ("outeffhop", "outeffhop(n=4)", "gated", "gated-outeffhop")
@@ -160,3 +160,35 @@ def test_a_cache_changes_no_token(name, method, cache):
             truth = torch.cat([truth, model(input_ids=truth, use_cache=False).logits[:, -1:].argmax(-1)], 1)
     assert torch.equal(found, truth)
     assert (ids[:, 0] == FIRST).all()
+
+
+@pytest.mark.parametrize(("name", "method"), [("bert", "outeffhop"), ("llama", "gated-outeffhop")])
+def test_an_exported_model_computes_the_same(name, method):
+    model, batch = convert(build(name), method), first(inputs(name))
+    exported = torch.export.export(model, (), {**batch, "use_cache": False} if name == "llama" else batch, strict=False)
+    with torch.no_grad():
+        found = exported.module()(**batch, **({"use_cache": False} if name == "llama" else {})).logits
+    assert close(found, run(model, name).logits, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "opt", "llama"])
+def test_norms_are_folded_into_layers(name):
+    model, batch = build(name).double(), first(inputs(name))
+    folded, what = fold_layernorm(model, batch)
+    assert what.folded
+    assert close(run(folded, name).logits, run(model, name).logits, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["opt", "llama"])
+def test_the_penalty_shrinks_the_tail(name):
+    model, batch = build(name).train(), first(inputs(name))
+    before = measure(model, [batch]).avg_kurtosis
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    penalty = OutlierPenalty(model, 1.0)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(**batch)
+        penalty.term().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    assert measure(model, [batch]).avg_kurtosis < 0.9 * before

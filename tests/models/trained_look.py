@@ -10,7 +10,7 @@ import math
 import torch
 from torch import nn
 
-from outeffhop.models.modules import attention_modules, num_heads
+from outeffhop.models.modules import attention_modules, has_attention, hopfield_layers, num_heads
 
 FIRST = 3  # the token that stands out, as the first of a text does
 MASSIVE = (5, 17)  # its channels
@@ -38,7 +38,7 @@ def look_trained(model, dtype=None):
     for name, p in model.named_parameters():
         if name.endswith("cls_token"):
             p[..., list(MASSIVE)] = torch.tensor([1000.0, -1000.0]).to(p) * 0.1
-    for module in attention_modules(model).values():
+    for module in (attention_modules if has_attention(model) else hopfield_layers)(model).values():
         _offset(module)
     for p in model.parameters():
         p.copy_(p.bfloat16())

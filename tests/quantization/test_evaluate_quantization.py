@@ -8,7 +8,7 @@ import torch
 from subjects import build, decibels, inputs, output, quantize
 from transformers import BertConfig, BertModel
 
-from outeffhop.metrics import metric_for
+from outeffhop.metrics import main_output, metric_for
 from outeffhop.ops.probe import is_probed
 from outeffhop.quantization import QuantizationReport, Scheme, evaluate
 
@@ -109,6 +109,14 @@ def test_a_base_model_is_measured_by_its_hidden_states():
     assert report.full == {"sqnr_db": math.inf}
     assert 20.0 < report.quantized["sqnr_db"][0] < 60.0
     assert QuantizationReport.from_json(report.to_json()) == report
+
+
+def test_the_output_of_a_forecaster_is_its_forecast():
+    model = build("stanhop")
+    with torch.no_grad():
+        out = model(**labelled("stanhop"))
+    assert out.loss is not None
+    assert main_output(out) is out.prediction
 
 
 def test_a_metric_and_a_draw_of_ones_own():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from quick import QUICK
 from safetensors.torch import load_file
+from trained_look import look_trained
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -218,9 +219,12 @@ def test_a_model_without_a_head_is_its_own_teacher(headless, tmp_path):
 
 
 def test_a_model_in_memory(checkpoint, tokenizer, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    model = look_trained(AutoModelForCausalLM.from_pretrained(checkpoint))
     weights = {name: p.clone() for name, p in model.state_dict().items()}
     report = mend(model, "builtin:text", tmp_path / "out", tokenizer=tokenizer, steps=2, **QUICK)
+    data = prepare("builtin:text", "clm", tokenizer=tokenizer, length=16)
+    drawn = list(batches(data.validation, data.eval_collate, 4, limit=2))
+    assert metric_for("clm")(model, drawn) == pytest.approx(report.before.full, rel=1e-6)
     assert all(torch.equal(p, weights[name]) for name, p in model.state_dict().items())
     assert report.checkpoint == "start"
 
