@@ -2,7 +2,8 @@
 
     python docs/pictures/make.py --out docs/pictures
 
-``energy.png`` and ``digits.png`` are what two of the examples draw; ``mended.svg`` shows figures of benchmarks/results.
+``energy.png`` and ``digits.png`` are what two of the examples draw; ``activations.png`` shows
+benchmarks/results/activations.json.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import torch
+from matplotlib.collections import LineCollection
 from PIL import Image
 
 from outeffhop.functional import softmax_n
@@ -59,29 +63,33 @@ def methods(folder: Path) -> None:
     _save(figure, folder, "methods")
 
 
-def mended(folder: Path) -> None:
-    """Two checkpoints before and after `outeffhop mend`: their outliers, and what is left of them in W8A8."""
-    language = json.loads((MEASURED / "mend-smollm2-cpu.json").read_text())
-    sentence = json.loads((MEASURED / "mend-minilm.json").read_text())["summary"]
-    before, after = (language[when] for when in ("as it came", "after 130 steps"))
-    came, now = sentence["as it came"], sentence["mended"]
-    panels = {
-        "SmolLM2-135M\nlargest |activation|": (before["max_inf_norm"], after["max_inf_norm"]),
-        "SmolLM2-135M\nperplexity in 8 bits": (before["W8A8 linear"], after["W8A8 linear"]),
-        "MiniLM-L6\nlargest |activation|": (came["max_inf_norm"], now["max_inf_norm"]),
-        "MiniLM-L6\nerror in 8 bits": tuple(10 ** (-row["linear"]["sqnr_db"] / 20) for row in (came, now)),
-    }
-    figure, axes = drawing.new(9.5, 3.2, len(panels))
-    for axis, (title, values) in zip(axes, panels.items(), strict=True):
-        bars = axis.bar(("before", "after"), values, width=0.65, color=("#666666", drawing.colour("outeffhop")))
-        texts = [f"{v:.0%}" if v < 1 else f"{v:.1f}" if v < 100 else f"{v:,.0f}" for v in values]
-        axis.bar_label(bars, texts, padding=2, fontsize=12)
-        axis.set_title(title, fontsize=12)
-        axis.set(yticks=[], ylim=(0, 1.15 * max(values)))
-        axis.tick_params(labelsize=12, length=0)
-        axis.spines["left"].set_visible(False)
-        axis.grid(visible=False)
-    _save(figure, folder, "mended")
+def activations(folder: Path) -> None:
+    """|x| after one block of a language model, by token and channel, before and after mending."""
+    measured = json.loads((MEASURED / "activations.json").read_text())
+    grids = {when: torch.tensor(measured[when]) for when in ("before", "after")}
+    top = float(grids["before"].max())
+    figure = plt.figure(figsize=(9.5, 4.4))
+    for place, (when, grid) in enumerate(grids.items()):
+        axis: Any = figure.add_subplot(1, 2, place + 1, projection="3d")
+        tokens, groups = grid.shape
+        channels = torch.arange(groups) * measured["channels_joined"]
+        rows = [list(zip(channels.tolist(), row.tolist(), strict=True)) for row in grid]
+        colour = drawing.colour("vanilla" if when == "before" else "outeffhop")
+        # the last tokens first, so that nearer ones cover them
+        axis.add_collection3d(LineCollection(rows[::-1], colors=colour, linewidths=0.8), range(tokens)[::-1], zdir="y")
+        axis.set(xlim=(0, int(channels[-1])), ylim=(0, tokens), zlim=(0, top))
+        axis.set_xlabel("channel", labelpad=-2)
+        axis.set_ylabel("token", labelpad=-2)
+        axis.tick_params(labelsize=9, pad=-1)
+        axis.tick_params(axis="z", pad=4)
+        axis.zaxis.set_major_formatter("{x:,.0f}")
+        axis.set_title(f"{when} mending: up to {float(grid.max()):,.0f}", fontsize=12, y=0.97)
+        axis.view_init(elev=22, azim=-58)
+        axis.set_box_aspect((1.25, 1.0, 0.8), zoom=0.98)
+    figure.suptitle(f"|activations| of {measured['model']} after block {measured['layer']}", fontsize=13, y=0.99)
+    figure.subplots_adjust(left=0.0, right=0.96, bottom=0.02, top=0.92, wspace=0.06)
+    figure.savefig(folder / "activations.png", dpi=160)
+    _shrink(folder / "activations.png")
 
 
 def _save(figure: mpl.figure.Figure, folder: Path, name: str) -> None:
@@ -103,7 +111,7 @@ def main() -> None:
     folder = parser.parse_args().out
     no_op(folder)
     methods(folder)
-    mended(folder)
+    activations(folder)
     for name, example in FROM_EXAMPLES.items():
         command = [sys.executable, str(EXAMPLES / example), "--out", str(folder / name)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
