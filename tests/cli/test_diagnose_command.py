@@ -82,6 +82,8 @@ def test_it_says_where_the_outliers_are_what_8_bits_cost_and_what_to_do(checkpoi
         assert words in said
         assert escape(words) in page
     assert f"--exclude {blamed.tensors[0].name}" in said
+    assert "Heads" in said.splitlines()
+    assert "\\n" not in said
     assert f"outeffhop mend {checkpoint} --data YOUR_DATA --out mended" in said
 
 

@@ -117,6 +117,17 @@ def test_weights_at_fault(folder):
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(ValueError, match=r"pytorch_model\.bin is a pickle, which is not read"):
         load_checkpoint(folder)
+    (folder / "small.Q4_1.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match=r"small\.Q4_1\.gguf is a checkpoint of its own: name that file"):
+        load_checkpoint(folder)
+
+
+def test_a_folder_above_the_checkpoint_is_pointed_to_it(folder, tmp_path):
+    above = tmp_path / "above"
+    above.mkdir()
+    folder.rename(above / "model")
+    with pytest.raises(ValueError, match=r"has no model\.safetensors; .*model has one: name that folder"):
+        load_checkpoint(above)
 
 
 def change(folder, edit):

@@ -49,13 +49,13 @@ def _show(report: DiagnosisReport) -> None:
         say(f"  {line}")
     print_table("What 8 bits for weights and activations cost", *costs(report))
     if report.no_int8:
-        print(f"  {report.no_int8}")
+        say(f"  {report.no_int8}")
     for each in report.culprits:
         columns, rows = blamed(each)
         print_table(f"{title_of(each)}, each rounded alone", columns, rows[:_SHOWN])
         print_table(f"The same with the first of {each.among} left out", *left_out(each))
     print_table("Worst tensors", *worst_tensors(report.outliers, _SHOWN, report.tokens))
-    say(f"Heads\n  {idle_heads(report)}")
+    say("Heads", f"  {idle_heads(report)}")
     for tensor, found in report.outliers.non_finite.items():
         say(f"NOT FINITE: {found} values of {tensor}")
     say("What to do")

@@ -110,13 +110,7 @@ def _check_files(folder: Path) -> tuple[int, int]:
             raise ValueError(f"{folder / _INDEX} names {name!r}: only files in its own folder are read")
         file = folder / name
         if not file.is_file():
-            others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
-            remedy = (
-                f"; {printable(others[0])} is a pickle, which is not read: save the model again with save_pretrained"
-                if others
-                else ""
-            )
-            raise ValueError(f"checkpoint {str(folder)!r} has no {name}{remedy}")
+            raise ValueError(f"checkpoint {str(folder)!r} has no {name}{_instead(folder, name)}")
         try:
             with safe_open(file, framework="pt") as opened:
                 tensors += len(opened.keys())
@@ -124,6 +118,20 @@ def _check_files(folder: Path) -> tuple[int, int]:
             raise ValueError(f"{file} is damaged or cut short: {printable(error)}") from error
         stored += file.stat().st_size
     return tensors, stored
+
+
+def _instead(folder: Path, name: str) -> str:
+    """What lies where the weights should be: a folder one level below, a GGUF file, or pickles, which are not read."""
+    entries = sorted(folder.iterdir())
+    for below in entries:
+        if all(os.path.isfile(below / part) for part in (name, "config.json")):  # False where it may not be read
+            return f"; {printable(below)} has one: name that folder"
+        if below.suffix.lower() == ".gguf":
+            return f"; {printable(below)} is a checkpoint of its own: name that file"
+    pickled = [p.name for p in entries if p.suffix in (".bin", ".pt", ".pth", ".ckpt")]
+    if not pickled:
+        return ""
+    return f"; {printable(pickled[0])} is a pickle, which is not read: save the model again with save_pretrained"
 
 
 def _read_object(file: Path) -> dict[str, Any]:
