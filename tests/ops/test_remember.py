@@ -1,6 +1,7 @@
 """Remembered calls: what was checked once stays right, and what was not is still refused."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def test_kernels_are_asked_once_and_only_those_of_the_device(monkeypatch):
             k, v = torch.randn(2, 4, length, 8), torch.randn(2, 4, length, 8)
             expected, _ = reference(*(t.double() for t in (Q[:, :, :1], k, v)))
             torch.testing.assert_close(attention(Q[:, :, :1], k, v), expected.float())
-    assert asked == ["cpu", "cpu"]
+    assert asked == ["cpu"]  # the number of keys of a single query is not asked about
 
 
 WRONG = [
@@ -122,6 +123,47 @@ def test_what_the_backend_depends_on_makes_another_key():
     assert None not in keys
     assert len(set(keys)) == len(keys)
     assert key(Q.clone(), Q.clone(), Q.clone()) == key()
+
+
+def test_a_decoding_step_is_remembered_whatever_the_number_of_keys(remembered):
+    one = Q[:, :, :1]
+
+    def cache(length, **more):
+        return dict(query=one, key=torch.randn(2, 4, length, 8), value=torch.randn(2, 4, length, 8), **more)
+
+    masks = [None, (2, 1, 1), (1, 1, 1), (1,), ()]  # the last dimension is added; () has none
+    for shape in masks:
+        for length in (2, 3, 7):
+            mask = None if shape is None else torch.rand(*shape, length) > 0.3
+            arguments = cache(length, attn_mask=mask, sink=torch.zeros(4))
+            expected = attention(**arguments, backend="eager")
+            torch.testing.assert_close(attention(**arguments), expected)
+    named_eager = len(masks)
+    assert len(remembered._calls) == len(masks) + named_eager
+    narrow = torch.ones(2, 1, 1, 1, dtype=torch.bool)  # broadcasts to any number of keys
+    attention(**cache(4, attn_mask=narrow))
+    attention(**cache(5, attn_mask=narrow))
+    for wrong in (
+        cache(4, attn_mask=torch.ones(2, 1, 1, 3, dtype=torch.bool)),
+        cache(4) | {"value": Q[:, :, :5]},
+        cache(4) | {"key": Q[:, :2, :4], "value": Q[:, :2, :4]},
+    ):
+        with pytest.raises(ValueError, match=r"attn_mask|key has shape|heads"):
+            attention(**wrong)
+    no_keys = attention(**cache(0))
+    assert torch.equal(no_keys, torch.zeros_like(no_keys))
+    single = cache(1)
+    torch.testing.assert_close(attention(**single), attention(**single, backend="eager"))
+
+
+def test_kernels_with_plans_come_last_for_a_growing_cache():
+    def order(length, mask=None):
+        query = SimpleNamespace(shape=(2, 4, length, 8), device=torch.device("cuda"))
+        return dispatch._order(SimpleNamespace(query=query, mask=mask))
+
+    assert order(9)[0] == order(1, mask=True)[0] == "cudnn"
+    assert order(1)[0] == "cuda_flash"
+    assert sorted(order(1)) == sorted(order(9))
 
 
 class Subclass(torch.Tensor):

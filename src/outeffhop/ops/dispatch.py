@@ -252,4 +252,9 @@ def _order(call: Call) -> tuple[str, ...]:
     # its CPU kernel's logsumexp as zeros), so only public ops serve.
     if is_exporting():
         return ("padded", "eager")
-    return *(name for name, kernel in KERNELS.items() if kernel.device == call.query.device.type), "padded", "eager"
+    names = [name for name, kernel in KERNELS.items() if kernel.device == call.query.device.type]
+    if call.query.shape[-2] == 1 and call.mask is None:
+        # A token that is generated has one key more than the last; a plan for each would cost more than attention.
+        # With a mask the keys may be a static cache, whose shape stays, and kernels without plans would copy it.
+        names.sort(key=lambda name: KERNELS[name].plans)
+    return *names, "padded", "eager"

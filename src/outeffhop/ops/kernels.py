@@ -68,6 +68,7 @@ class Kernel:
     deterministic: bool = True
     ragged_causal: bool = True  # top-left causal with Lq ≠ Lk
     one_key: bool = True  # takes a single key
+    plans: bool = False  # makes a plan for each shape it has not seen
     banded: bool = False  # serves windows and packed batches, and only those
     ragged_window: bool = True  # top-left windows with Lq ≠ Lk
 
@@ -287,6 +288,7 @@ KERNELS = {
             dropout_steps=16,
             deterministic=False,
             one_key=False,
+            plans=True,
         ),
         Kernel(
             name="cuda_flash",

@@ -66,9 +66,7 @@ def key_of(
     try:
         device = query.device
         return (
-            query.shape,
-            key.shape,
-            value.shape,
+            _shapes(query, key, value, mask),
             query.dtype,
             key.dtype,
             value.dtype,
@@ -81,12 +79,14 @@ def key_of(
             query.requires_grad,
             key.requires_grad,
             value.requires_grad,
-            None if mask is None else _of(mask),
+            None if mask is None else (mask.__class__, mask.dtype, mask.device, mask.layout, mask.requires_grad),
             dropout_p,
             is_causal,
             scale,
             enable_gqa,
-            _of(sink) if isinstance(sink, Tensor) else sink,
+            (sink.__class__, sink.shape, sink.dtype, sink.device, sink.layout, sink.requires_grad)
+            if isinstance(sink, Tensor)
+            else sink,
             return_lse,
             backend,
             torch.is_grad_enabled(),
@@ -97,5 +97,12 @@ def key_of(
         return None
 
 
-def _of(t: Tensor) -> Hashable:
-    return t.__class__, t.shape, t.dtype, t.device, t.layout, t.requires_grad
+def _shapes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Hashable:
+    """The shapes. Of a decoding step the number of keys is left out: it grows with each token, and nothing depends on
+    it but whether it is 0, 1, or another one in the value or the mask."""
+    asked, keys, values = query.shape, key.shape, value.shape
+    masked = None if mask is None else mask.shape
+    if not len(asked) == len(keys) == len(values) == 4 or asked[2] != 1 or keys[2] < 2 or values[2] != keys[2]:
+        return asked, keys, values, masked
+    fits = bool(masked) and masked[-1] == keys[2]  # type: ignore[index]
+    return asked, keys[:2], keys[3], values[:2], values[3], masked[:-1] if fits else masked, fits  # type: ignore[index]
