@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 # page → the file it is, which readers of the repository find where it belongs
 ELSEWHERE = {
     "derivation.md": "src/outeffhop/ops/README.md",
+    "proofs.md": "src/outeffhop/memory/README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }

@@ -30,33 +30,36 @@ def page() -> str:
 
 
 def attention() -> str:
-    passes = ("forward", "forward+backward")
     found = []
     for device in ("cuda", "cpu"):
         result = _read(f"attention-{device}")
         if result is None:
             continue
-        table, faster = [], []
-        for shape, kind in _distinct(result["rows"], "shape", "kind"):
-            line = [_shape(shape), kind]
-            for which in passes:
-                rows = _where(result["rows"], shape=shape, kind=kind, **{"pass": which})
-                ours = next((row for row in rows if row["contender"].startswith("ours")), None)
-                eager = next((row for row in rows if row["contender"] == "eager"), None)
-                line.append(_ratio(ours))
-                if ours is not None and eager is not None:
-                    faster.append(eager["ratio"] / ours["ratio"])
-            table.append(line)
-        header = ["B×H×S×D", "mask", "forward", "with backward"]
-        most = max(float(row.get("memory_ratio") or 0) for row in result["rows"] if row["contender"].startswith("ours"))
-        more = f"at most {most:.2f} times the memory; eager takes {min(faster):.1f} to {max(faster):.0f} times as long"
-        found.append(f"{_on(result, more)}\n\n{_table(header, table)}")
+        ours = [row for row in result["rows"] if row["contender"].startswith("ours")]
+        times = {(_shape(row["shape"]), row["kind"], row["pass"]): row["ratio"] for row in ours}
+        shapes = dict.fromkeys(shape for shape, kind, _ in times if kind in ("full", "causal"))
+        columns = [(kind, which) for kind in ("full", "causal") for which in ("forward", "forward+backward")]
+        table = [[shape, *(_number(times.get((shape, *column))) for column in columns)] for shape in shapes]
+        header = ["B×H×S×D", "full: forward", "with backward", "causal: forward", "with backward"]
+        others = "; ".join(
+            f"{kind}, {shape}: {time:.2f} forward"
+            + (f", {both:.2f} with backward" if (both := times.get((shape, kind, "forward+backward"))) else "")
+            for (shape, kind, which), time in times.items()
+            if kind not in ("full", "causal") and which == "forward"
+        )
+        slower = [
+            row["ratio"] / times[shape]
+            for row in result["rows"]
+            if row["contender"] == "eager" and (shape := (_shape(row["shape"]), row["kind"], row["pass"])) in times
+        ]
+        most = max(float(row.get("memory_ratio") or 0) for row in ours)
+        more = f"at most {most:.2f} times the memory; eager takes {min(slower):.1f} to {max(slower):.0f} times as long"
+        found.append(f"{_on(result, more)}\n\n{_table(header, table)}\n\n{others[:1].upper()}{others[1:]}")
     return _section(
         "Attention",
         "`benchmarks/attention.py`: time over the fastest of PyTorch's own kernels for the same call, by batch, heads, "
-        "length and size of a head. The forward pass "
-        "reads and writes the output once more; the backward pass costs nothing "
-        "([why](../src/outeffhop/ops/README.md)). *Eager* attention writes all scores.",
+        "length and size of a head. The forward pass reads and writes the output once more; the backward pass costs "
+        "nothing ([why](../src/outeffhop/ops/README.md)). *Eager* attention writes all scores.",
         found,
     )
 
@@ -97,17 +100,13 @@ def training_step() -> str:
         line = [f"`{method}`"]
         for model in ("opt", "bert"):
             row = next(iter(_where(result["rows"], method=method, model=model)), None)
-            line += (
-                [_NONE] * 3
-                if row is None
-                else [f"{row['tokens_per_second']:,.0f}", _ratio(row, "speed_ratio"), _ratio(row, "memory_ratio")]
-            )
+            line += [_NONE] * 2 if row is None else [_ratio(row, "speed_ratio"), _ratio(row, "memory_ratio")]
         table.append(line)
-    header = ["method", "OPT-125m: tokens/s", "speed", "memory", "BERT-base: tokens/s", "speed", "memory"]
+    header = ["method", "OPT-125m: speed", "memory", "BERT-base: speed", "memory"]
     return _section(
         "Training steps",
         "`benchmarks/training_step.py`: forward, backward and AdamW, bf16 autocast, `torch.compile`, no dropout, as "
-        "ratios to transformers' own `sdpa`. `vanilla` is plain softmax through our attention.",
+        "ratios to transformers' own `sdpa`. `vanilla` is softmax through our attention.",
         [f"{_on(result)}\n\n{_table(header, table)}"],
     )
 
@@ -195,8 +194,8 @@ def memory() -> str:
             rate, peak = row["queries_per_second"], row["peak_mib"]
             plain = f"{peak['plain']:,.0f}" if "plain" in peak else _NONE
             speeds = [f"{rate['fused'] / rate['plain']:.2f}" if "plain" in rate else _NONE]
-            table.append([f"{row['patterns']:,}", f"{rate['fused']:,.0f}", *speeds, f"{peak['fused']:.1f}", plain])
-        header = ["patterns", "queries/s", "speed over plain", "MiB", "plain, MiB"]
+            table.append([f"{row['patterns']:,}", *speeds, f"{peak['fused']:.1f}", plain])
+        header = ["patterns", "speed over plain", "MiB", "plain, MiB"]
         found.append(f"{_on(result)}\n\n{_table(header, table)}")
     return _section(
         "Associative memory",
@@ -309,7 +308,11 @@ def _of(rows: Rows, contender: str) -> dict[str, Any]:
 
 
 def _ratio(row: dict[str, Any] | None, name: str = "ratio") -> str:
-    return _NONE if row is None or row.get(name) is None else f"{row[name]:.2f}"
+    return _number(None if row is None else row.get(name))
+
+
+def _number(value: float | None) -> str:
+    return _NONE if value is None else f"{value:.2f}"
 
 
 def _shape(shape: Sequence[int]) -> str:
