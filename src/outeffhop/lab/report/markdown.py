@@ -77,7 +77,8 @@ def claims_of(results: Mapping[str, Result]) -> str:
         for section, v in rows:
             entries = (v.verdict, v.numbers, "none" if v.seeds is None else v.seeds)
             lines.append(f"| [{_plain(v.claim)}](#{_anchor(section)}) | {' | '.join(map(_plain, entries))} |")
-        parts.append(f"### {title}\n\n{len(rows)} claims: {said}.\n\n" + "\n".join(lines))
+        table = "\n".join(['<div class="claims" markdown>\n', *lines, "\n</div>"])  # the site gives its columns a width
+        parts.append(f"### {title}\n\n{len(rows)} claims: {said}.\n\n{table}")
     left = " and ".join(
         f"{count} with {word}" if word == "one seed" else f"{count} {word}" for word, count in open_.items()
     )
