@@ -80,7 +80,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """What arithmatex has marked as a formula, as MathML."""
     html = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', lambda m: _mathml(m[1], "inline"), html, flags=re.S)
-    return re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', lambda m: _mathml(m[1], "block"), html, flags=re.S)
+    return re.sub(
+        r'<div class="arithmatex">\\\[(.*?)\\\]</div>',
+        lambda m: f'<div class="formula">{_mathml(m[1], "block")}</div>',
+        html,
+        flags=re.S,
+    )
 
 
 def _mathml(latex: str, display: str) -> str:

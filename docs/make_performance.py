@@ -199,55 +199,37 @@ def memory() -> str:
         found.append(f"{_on(result)}\n\n{_table(header, table)}")
     return _section(
         "Associative memory",
-        "`benchmarks/memory.py`: retrieval with 4,096 queries of size 64 in float32. *Plain* writes all scores.",
+        "`benchmarks/memory.py`: 4,096 queries of size 64 in float32. *Plain* writes all scores.",
         found,
     )
 
 
 def observing() -> str:
-    outliers, penalty = _read("outliers-cpu"), _read("penalty-cpu-1-thread")
-    cuda = {"outliers": _read("outliers-cuda"), "penalty": _read("penalty-cuda")}
     found = []
-    for result in (cuda["outliers"], outliers):
+    for name in ("outliers-cuda", "outliers-cpu"):
+        result = _read(name)
         if result is not None:
-            table = [
-                [
-                    row["model"],
-                    f"{row['batch']}×{row['length']}",
-                    _ratio(row, "tensors_ratio"),
-                    _ratio(row, "tensors_and_heads_ratio"),
-                ]
-                for row in result["rows"]
-            ]
+            rows = result["rows"]
             found.append(
-                f"`outliers.measure` over a forward pass. {_on(result)}\n\n"
-                + _table(["model", "batch", "tensors", "tensors and heads"], table)
+                f"- A forward pass takes {_span(rows, 'tensors_ratio')} times as long under `outliers.measure`, with "
+                f"heads {_span(rows, 'tensors_and_heads_ratio')} times ({_device(result)}, {len(rows)} models)."
             )
-    for result in (cuda["penalty"], penalty):
+    for name in ("penalty-cuda", "penalty-cpu-1-thread"):
+        result = _read(name)
         if result is not None:
-            table = [[row["model"], row["mode"], str(row["tensors"]), _ratio(row)] for row in result["rows"]]
             found.append(
-                f"A training step with `OutlierPenalty` over one without. {_on(result)}\n\n"
-                + _table(["model", "mode", "tensors", "time"], table)
+                f"- A training step with `OutlierPenalty` takes {_span(result['rows'], 'ratio')} times as long as one "
+                f"without ({_device(result)}, {len(result['rows'])} models)."
             )
-    return _section(
-        "Measuring outliers, and the penalty on them", "`benchmarks/outliers.py`, `benchmarks/penalty.py`.", found
-    )
-
-
-def loop() -> str:
-    table = []
     for name in ("training-loop-cpu", "training-loop-cuda"):
         result = _read(name)
         if result is not None:
-            table.append(
-                [f"{_device(result)}, {result['model']}", f"{result['speed']:.2f}", f"{result['speed_of_fastest']:.2f}"]
+            found.append(
+                f"- `outeffhop train` has {result['speed']:.2f} times the speed of a loop written by hand "
+                f"({_device(result)}, {result['model']})."
             )
-    return _section(
-        "The training loop",
-        "`benchmarks/training_loop.py`: the speed of `outeffhop train` over that of a loop written by hand.",
-        [_table(["run", "median", "of the fastest steps"], table)] if table else [],
-    )
+    words = "`benchmarks/outliers.py`, `benchmarks/penalty.py`, `benchmarks/training_loop.py`."
+    return _section("Measuring, penalizing, training", words, ["\n".join(found)] if found else [])
 
 
 PARTS: tuple[Callable[[], str], ...] = (
@@ -260,7 +242,6 @@ PARTS: tuple[Callable[[], str], ...] = (
     layers,
     memory,
     observing,
-    loop,
 )
 
 
@@ -309,6 +290,11 @@ def _of(rows: Rows, contender: str) -> dict[str, Any]:
 
 def _ratio(row: dict[str, Any] | None, name: str = "ratio") -> str:
     return _number(None if row is None else row.get(name))
+
+
+def _span(rows: Rows, name: str) -> str:
+    values = [row[name] for row in rows]
+    return f"{min(values):.2f} to {max(values):.2f}"
 
 
 def _number(value: float | None) -> str:
