@@ -89,7 +89,9 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def _mathml(latex: str, display: str) -> str:
-    return convert(unescape(latex), display=display)
+    formula = convert(unescape(latex), display=display)
+    # a bar of a norm that stretches by itself sinks below the line where it has an exponent
+    return formula.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
 
 
 def _page(module: str) -> str:

@@ -54,7 +54,8 @@ def attention() -> str:
         ]
         most = max(float(row.get("memory_ratio") or 0) for row in ours)
         more = f"at most {most:.2f} times the memory; eager takes {min(slower):.1f} to {max(slower):.0f} times as long"
-        found.append(f"{_on(result, more)}\n\n{_table(header, table)}\n\n{others[:1].upper()}{others[1:]}")
+        last = f"\n\n{others[0].upper()}{others[1:]}." if others else ""
+        found.append(f"{_on(result, more)}\n\n{_table(header, table)}{last}")
     return _section(
         "Attention",
         "`benchmarks/attention.py`: time over the fastest of PyTorch's own kernels for the same call, by batch, heads, "
