@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 # page → the file it is, which readers of the repository find where it belongs
 ELSEWHERE = {
     "derivation.md": "src/outeffhop/ops/README.md",
+    "proofs.md": "src/outeffhop/memory/README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }
@@ -79,11 +80,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """What arithmatex has marked as a formula, as MathML."""
     html = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', lambda m: _mathml(m[1], "inline"), html, flags=re.S)
-    return re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', lambda m: _mathml(m[1], "block"), html, flags=re.S)
+    return re.sub(
+        r'<div class="arithmatex">\\\[(.*?)\\\]</div>',
+        lambda m: f'<div class="formula">{_mathml(m[1], "block")}</div>',
+        html,
+        flags=re.S,
+    )
 
 
 def _mathml(latex: str, display: str) -> str:
-    return convert(unescape(latex), display=display)
+    formula = convert(unescape(latex), display=display)
+    # a bar of a norm that stretches by itself sinks below the line where it has an exponent
+    return formula.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
 
 
 def _page(module: str) -> str:

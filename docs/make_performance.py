@@ -16,9 +16,8 @@ DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
 INTRODUCTION = """# What it costs
 
-See what the method costs you in time and memory. Every figure is a ratio to vanilla attention, measured in turns, the
-median over rounds: of times, lower is better; of speeds, higher. `benchmarks/results/` has the files, with
-quartiles."""
+See what the method costs you in time and memory. Figures are ratios to vanilla attention, medians over rounds in which
+both took turns. For times lower is better, for speeds higher. `benchmarks/results/` has the files."""
 
 Rows = list[dict[str, Any]]
 _NONE = "\N{EN DASH}"  # in a cell that was not measured
@@ -31,30 +30,37 @@ def page() -> str:
 
 
 def attention() -> str:
-    passes = ("forward", "forward+backward")
     found = []
     for device in ("cuda", "cpu"):
         result = _read(f"attention-{device}")
         if result is None:
             continue
-        table = []
-        for shape, kind in _distinct(result["rows"], "shape", "kind"):
-            line = [_shape(shape), kind]
-            for which in passes:
-                rows = _where(result["rows"], shape=shape, kind=kind, **{"pass": which})
-                ours = next((row for row in rows if row["contender"].startswith("ours")), None)
-                eager = next((row for row in rows if row["contender"] == "eager"), None)
-                line += [_ratio(ours), _times_faster(eager, ours)]
-            table.append(line)
-        header = ["B×H×S×D", "mask", "forward", "eager", "with backward", "eager"]
-        most = max(float(row.get("memory_ratio") or 0) for row in result["rows"] if row["contender"].startswith("ours"))
-        found.append(f"{_on(result, f'at most {most:.2f} times the memory')}\n\n{_table(header, table)}")
+        ours = [row for row in result["rows"] if row["contender"].startswith("ours")]
+        times = {(_shape(row["shape"]), row["kind"], row["pass"]): row["ratio"] for row in ours}
+        shapes = dict.fromkeys(shape for shape, kind, _ in times if kind in ("full", "causal"))
+        columns = [(kind, which) for kind in ("full", "causal") for which in ("forward", "forward+backward")]
+        table = [[shape, *(_number(times.get((shape, *column))) for column in columns)] for shape in shapes]
+        header = ["B×H×S×D", "full: forward", "with backward", "causal: forward", "with backward"]
+        others = "; ".join(
+            f"{kind}, {shape}: {time:.2f} forward"
+            + (f", {both:.2f} with backward" if (both := times.get((shape, kind, "forward+backward"))) else "")
+            for (shape, kind, which), time in times.items()
+            if kind not in ("full", "causal") and which == "forward"
+        )
+        slower = [
+            row["ratio"] / times[shape]
+            for row in result["rows"]
+            if row["contender"] == "eager" and (shape := (_shape(row["shape"]), row["kind"], row["pass"])) in times
+        ]
+        most = max(float(row.get("memory_ratio") or 0) for row in ours)
+        more = f"at most {most:.2f} times the memory; eager takes {min(slower):.1f} to {max(slower):.0f} times as long"
+        last = f"\n\n{others[0].upper()}{others[1:]}." if others else ""
+        found.append(f"{_on(result, more)}\n\n{_table(header, table)}{last}")
     return _section(
         "Attention",
-        "`benchmarks/attention.py`: time over the fastest of PyTorch's own kernels for the same call; on the GPU the "
-        "device's time, by CUDA graphs. *Eager*, which writes all scores, takes so many times as long as ours. The "
-        "forward pass reads and writes the output once more; the backward pass costs nothing "
-        "([why](../src/outeffhop/ops/README.md)).",
+        "`benchmarks/attention.py`: time over the fastest of PyTorch's own kernels for the same call, by batch, heads, "
+        "length and size of a head. The forward pass reads and writes the output once more; the backward pass costs "
+        "nothing ([why](../src/outeffhop/ops/README.md)). *Eager* attention writes all scores.",
         found,
     )
 
@@ -95,17 +101,13 @@ def training_step() -> str:
         line = [f"`{method}`"]
         for model in ("opt", "bert"):
             row = next(iter(_where(result["rows"], method=method, model=model)), None)
-            line += (
-                [_NONE] * 3
-                if row is None
-                else [f"{row['tokens_per_second']:,.0f}", _ratio(row, "speed_ratio"), _ratio(row, "memory_ratio")]
-            )
+            line += [_NONE] * 2 if row is None else [_ratio(row, "speed_ratio"), _ratio(row, "memory_ratio")]
         table.append(line)
-    header = ["method", "OPT-125m: tokens/s", "speed", "memory", "BERT-base: tokens/s", "speed", "memory"]
+    header = ["method", "OPT-125m: speed", "memory", "BERT-base: speed", "memory"]
     return _section(
         "Training steps",
         "`benchmarks/training_step.py`: forward, backward and AdamW, bf16 autocast, `torch.compile`, no dropout, as "
-        "ratios to transformers' own `sdpa`. `vanilla` is plain softmax through our attention.",
+        "ratios to transformers' own `sdpa`. `vanilla` is softmax through our attention.",
         [f"{_on(result)}\n\n{_table(header, table)}"],
     )
 
@@ -193,60 +195,42 @@ def memory() -> str:
             rate, peak = row["queries_per_second"], row["peak_mib"]
             plain = f"{peak['plain']:,.0f}" if "plain" in peak else _NONE
             speeds = [f"{rate['fused'] / rate['plain']:.2f}" if "plain" in rate else _NONE]
-            table.append([f"{row['patterns']:,}", f"{rate['fused']:,.0f}", *speeds, f"{peak['fused']:.1f}", plain])
-        header = ["patterns", "queries/s", "speed over plain", "MiB", "plain, MiB"]
+            table.append([f"{row['patterns']:,}", *speeds, f"{peak['fused']:.1f}", plain])
+        header = ["patterns", "speed over plain", "MiB", "plain, MiB"]
         found.append(f"{_on(result)}\n\n{_table(header, table)}")
     return _section(
         "Associative memory",
-        "`benchmarks/memory.py`: retrieval with 4,096 queries of size 64 in float32. *Plain* writes all scores.",
+        "`benchmarks/memory.py`: 4,096 queries of size 64 in float32. *Plain* writes all scores.",
         found,
     )
 
 
 def observing() -> str:
-    outliers, penalty = _read("outliers-cpu"), _read("penalty-cpu-1-thread")
-    cuda = {"outliers": _read("outliers-cuda"), "penalty": _read("penalty-cuda")}
     found = []
-    for result in (cuda["outliers"], outliers):
+    for name in ("outliers-cuda", "outliers-cpu"):
+        result = _read(name)
         if result is not None:
-            table = [
-                [
-                    row["model"],
-                    f"{row['batch']}×{row['length']}",
-                    _ratio(row, "tensors_ratio"),
-                    _ratio(row, "tensors_and_heads_ratio"),
-                ]
-                for row in result["rows"]
-            ]
+            rows = result["rows"]
             found.append(
-                f"`outliers.measure` over a forward pass. {_on(result)}\n\n"
-                + _table(["model", "batch", "tensors", "tensors and heads"], table)
+                f"- A forward pass takes {_span(rows, 'tensors_ratio')} times as long under `outliers.measure`, with "
+                f"heads {_span(rows, 'tensors_and_heads_ratio')} times ({_device(result)}, {len(rows)} models)."
             )
-    for result in (cuda["penalty"], penalty):
+    for name in ("penalty-cuda", "penalty-cpu-1-thread"):
+        result = _read(name)
         if result is not None:
-            table = [[row["model"], row["mode"], str(row["tensors"]), _ratio(row)] for row in result["rows"]]
             found.append(
-                f"A training step with `OutlierPenalty` over one without. {_on(result)}\n\n"
-                + _table(["model", "mode", "tensors", "time"], table)
+                f"- A training step with `OutlierPenalty` takes {_span(result['rows'], 'ratio')} times as long as one "
+                f"without ({_device(result)}, {len(result['rows'])} models)."
             )
-    return _section(
-        "Measuring outliers, and the penalty on them", "`benchmarks/outliers.py`, `benchmarks/penalty.py`.", found
-    )
-
-
-def loop() -> str:
-    table = []
     for name in ("training-loop-cpu", "training-loop-cuda"):
         result = _read(name)
         if result is not None:
-            table.append(
-                [f"{_device(result)}, {result['model']}", f"{result['speed']:.2f}", f"{result['speed_of_fastest']:.2f}"]
+            found.append(
+                f"- `outeffhop train` has {result['speed']:.2f} times the speed of a loop written by hand "
+                f"({_device(result)}, {result['model']})."
             )
-    return _section(
-        "The training loop",
-        "`benchmarks/training_loop.py`: the speed of `outeffhop train` over that of a loop written by hand.",
-        [_table(["run", "median", "of the fastest steps"], table)] if table else [],
-    )
+    words = "`benchmarks/outliers.py`, `benchmarks/penalty.py`, `benchmarks/training_loop.py`."
+    return _section("Measuring, penalizing, training", words, ["\n".join(found)] if found else [])
 
 
 PARTS: tuple[Callable[[], str], ...] = (
@@ -259,7 +243,6 @@ PARTS: tuple[Callable[[], str], ...] = (
     layers,
     memory,
     observing,
-    loop,
 )
 
 
@@ -307,11 +290,16 @@ def _of(rows: Rows, contender: str) -> dict[str, Any]:
 
 
 def _ratio(row: dict[str, Any] | None, name: str = "ratio") -> str:
-    return _NONE if row is None or row.get(name) is None else f"{row[name]:.2f}"
+    return _number(None if row is None else row.get(name))
 
 
-def _times_faster(slow: dict[str, Any] | None, fast: dict[str, Any] | None) -> str:
-    return _NONE if slow is None or fast is None else f"{slow['ratio'] / fast['ratio']:.1f}"
+def _span(rows: Rows, name: str) -> str:
+    values = [row[name] for row in rows]
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def _number(value: float | None) -> str:
+    return _NONE if value is None else f"{value:.2f}"
 
 
 def _shape(shape: Sequence[int]) -> str:

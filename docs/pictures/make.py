@@ -68,7 +68,7 @@ def activations(folder: Path) -> None:
     measured = json.loads((MEASURED / "activations.json").read_text())
     grids = {when: torch.tensor(measured[when]) for when in ("before", "after")}
     top = float(grids["before"].max())
-    figure = plt.figure(figsize=(9.5, 4.4))
+    figure = plt.figure(figsize=(9.5, 4.0))
     for place, (when, grid) in enumerate(grids.items()):
         axis: Any = figure.add_subplot(1, 2, place + 1, projection="3d")
         tokens, groups = grid.shape
@@ -78,16 +78,17 @@ def activations(folder: Path) -> None:
         # the last tokens first, so that nearer ones cover them
         axis.add_collection3d(LineCollection(rows[::-1], colors=colour, linewidths=0.8), range(tokens)[::-1], zdir="y")
         axis.set(xlim=(0, int(channels[-1])), ylim=(0, tokens), zlim=(0, top))
-        axis.set_xlabel("channel", labelpad=-2)
-        axis.set_ylabel("token", labelpad=-2)
-        axis.tick_params(labelsize=9, pad=-1)
-        axis.tick_params(axis="z", pad=4)
+        axis.set(xticks=[0, 250, 500], yticks=[0, 20, 40], zticks=range(0, int(top), 10_000))
+        axis.set_xlabel("channel", labelpad=5, fontsize=13)
+        axis.set_ylabel("token", labelpad=5, fontsize=13)
+        axis.tick_params(labelsize=13, pad=-1)
+        axis.tick_params(axis="z", pad=9)
         axis.zaxis.set_major_formatter("{x:,.0f}")
-        axis.set_title(f"{when} mending: up to {float(grid.max()):,.0f}", fontsize=12, y=0.97)
+        axis.set_title(f"{when} mending: up to {float(grid.max()):,.0f}", fontsize=15, y=0.97)
         axis.view_init(elev=22, azim=-58)
         axis.set_box_aspect((1.25, 1.0, 0.8), zoom=0.98)
-    figure.suptitle(f"|activations| of {measured['model']} after block {measured['layer']}", fontsize=13, y=0.99)
-    figure.subplots_adjust(left=0.0, right=0.96, bottom=0.02, top=0.92, wspace=0.06)
+    figure.suptitle(f"|activations| after block {measured['layer']} of {measured['model']}", fontsize=15, y=0.98)
+    figure.subplots_adjust(left=0.0, right=0.94, bottom=0.04, top=0.9, wspace=0.06)
     figure.savefig(folder / "activations.png", dpi=160)
     _shrink(folder / "activations.png")
 

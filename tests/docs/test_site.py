@@ -119,7 +119,7 @@ def test_formulas_are_mathml(site):
 def test_pictures_are_made_by_their_script(tmp_path):
     folder = ROOT / "docs" / "pictures"
     script = runpy.run_path(str(folder / "make.py"))
-    for draw in ("no_op", "methods", "mended"):  # the examples are run by a test of their own
+    for draw in ("no_op", "methods", "activations"):  # the examples are run by a test of their own
         script[draw](tmp_path)
     assert all((script["EXAMPLES"] / example).is_file() for example in script["FROM_EXAMPLES"].values())
     made = {p.name for p in tmp_path.iterdir()} | script["FROM_EXAMPLES"].keys()

@@ -1,7 +1,7 @@
 """The paper's bounds as functions: separation, retrieval error, capacity, generalization.
 
-Where a printed formula does not hold, this module has it next to a valid one; docs/theory.md gives proofs and
-counterexamples. Patterns are the rows of a tensor [M, d].
+Where a printed formula does not hold, this module has it next to a valid one; docs/theory.md gives counterexamples,
+README.md here proofs. Patterns are the rows of a tensor [M, d].
 
 Most proofs rest on one fact: softmax1 over M patterns is softmax over them and one more at the origin.
 """

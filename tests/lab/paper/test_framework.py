@@ -325,6 +325,10 @@ def test_ranks_within_groups():
     for rows, marked in (
         ([[0.36], ["0.36 ± 0.1"], [0.376]], {(0, 0): 1, (1, 0): 1}),
         ([[2.0], [math.inf], [1.0], [math.nan]], {(2, 0): 1, (0, 0): 2}),
+        # within the larger of their deviations two numbers are a tie
+        ([["1 ± 0.1"], ["1.2 ± 0.3"], ["1.4 ± 0.3"]], {(0, 0): 1, (1, 0): 1}),
+        ([["1 ± 0.1"], ["1.2 ± 0.1"], ["1.25 ± 0.1"]], {(0, 0): 1, (1, 0): 2, (2, 0): 2}),
+        ([["1 ± 0.5"], ["1.2 ± 0.1"]], {}),
         ([[1.0], [math.inf]], {}),
     ):
         assert ranks(Table("t", ["low"], rows, {"low": "low"})) == marked

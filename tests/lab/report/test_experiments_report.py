@@ -29,7 +29,7 @@ def make(out, name="table1", *, title="A table", verdict="confirmed", word="plai
     drawing.save(figure, folder, "curve")
     rows = [
         ["x", "vanilla", 3.0, 1.0, None],
-        ["x", word, "2 ± 1", 2.0, 7.0],
+        ["x", word, "2 ± 0.5", 2.0, 7.0],
         ["x", "c", 4.0, 3.0, 8.0],
         ["y", "d", 9.0, 1, 2],
     ]
@@ -76,7 +76,7 @@ def test_best_and_second_are_marked_within_a_group_and_missing_cells_are_empty(t
     make(tmp_path)
     cells = Cells(write_report(tmp_path).read_text()).cells
     rows = [cells[i : i + 5] for i in range(5, len(cells), 5)]  # the first five are the table of claims
-    assert [row[2] for row in rows] == [["3", "second"], ["2 ± 1", "best"], ["4", ""], ["9", ""]]
+    assert [row[2] for row in rows] == [["3", "second"], ["2 ± 0.5", "best"], ["4", ""], ["9", ""]]
     assert [row[3] for row in rows] == [["1", ""], ["2", "second"], ["3", "best"], ["1", ""]]
     assert [row[4] for row in rows] == [["", "paper"], ["7", "best paper"], ["8", "second paper"], ["2", "paper"]]
 

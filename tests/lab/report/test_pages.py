@@ -52,7 +52,7 @@ def test_a_page_escapes_what_it_is_given():
 
 def test_heat_map_colours_every_value_and_names_its_place():
     text = heat_map([EVIL, "b"], ["0", "1"], [[1.0, 10.0], [None, math.nan]], logarithmic=True, corner="layer")
-    shown = ElementTree.fromstring(text)
+    shown = ElementTree.fromstring(text.replace("<wbr>", ""))
     assert [th.text for th in shown.iter("th")] == ["layer", "0", "1", EVIL, "b"]
     cells = list(shown.iter("td"))
     assert [td.text for td in cells] == ["1", "10", None, "nan"]

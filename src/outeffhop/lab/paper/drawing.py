@@ -113,7 +113,7 @@ def logarithmic(axis: Any, side: str) -> None:
         return
     getattr(axis, f"set_{side}scale")("log")
     low, high = ruler.get_view_interval()
-    ruler.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
+    ruler.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
     ruler.set_major_formatter("{x:g}")
     ruler.set_minor_locator(NullLocator())
 

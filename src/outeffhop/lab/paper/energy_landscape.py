@@ -125,27 +125,24 @@ def verdicts(found: dict[str, Values]) -> list[Verdict]:
     least = f"from n = {min(many)} on" if many else "for none of the n tried"
     return [
         Verdict(
-            "The zero-energy point Ω is a local minimum of the energy in the space with the added dimension",
+            "The zero-energy point Ω is a local minimum in the space with the added dimension",
             "confirmed" if minimum else "contradicted",
             f"C = {LIFTED:g}, β = {BETA:g}: the minimum is "
-            + ", ".join(
-                f"{v['moved']:.1g} away from Ω, eigenvalue {v['eigenvalue']:.1g} ({n})" for n, v in above.items()
-            )
-            + ". In the original space x = 0 is not one at this β: "
-            f"eigenvalue {one['eigenvalue']:.2f} (centred), moved by {side['moved']:.2f} (one-sided)",
+            + ", ".join(f"{v['moved']:.1g} from Ω, eigenvalue {v['eigenvalue']:.1g} ({n})" for n, v in above.items())
+            + f". In the original space x = 0 is not one: eigenvalue {one['eigenvalue']:.2f} (centred), "
+            f"moved by {side['moved']:.2f} (one-sided)",
         ),
         Verdict(
             "With many no-op patterns (lse_K) the no-op point attracts",
             "confirmed" if many else "contradicted",
-            f"centred patterns: {least}; at n = {last} the eigenvalue is {found[f'centred-n{last}']['eigenvalue']:.2f} "
-            f"and {found[f'centred-n{last}']['basin']:.1%} of queries end there. One-sided patterns: x = 0 still moves "
-            f"by {found[f'one-sided-n{last}']['moved']:.3f}, and {found[f'one-sided-n{last}']['basin']:.1%} of queries "
-            f"end within {AT_NO_OP:g} of it",
+            f"centred: {least}; at n = {last}, {found[f'centred-n{last}']['basin']:.1%} of queries end there. "
+            f"One-sided: x = 0 still moves by {found[f'one-sided-n{last}']['moved']:.3f}, and "
+            f"{found[f'one-sided-n{last}']['basin']:.1%} of queries end within {AT_NO_OP:g} of it",
         ),
         Verdict(
             "Retrieval lowers the energy and comes to rest",
             "confirmed" if rises == unsettled == 0 else "contradicted",
-            f"{rises} queries ended at a higher energy than they started from, {unsettled} did not come to rest",
+            f"{rises} queries ended at a higher energy, {unsettled} did not come to rest",
         ),
     ]
 

@@ -235,7 +235,7 @@ def _style(model: str) -> dict[str, Any]:
 def figure_of(name: str, title: str) -> Figure:
     caption = (
         "Means over seeds, shaded from the smallest to the largest. OutEffHop (dashed) lies on the dense model (thick) "
-        "wherever γ is near 1."
+        "wherever γ is near 1; a model that seems to be missing lies under them."
     )
     return Figure(name, title, caption)
 
@@ -296,8 +296,8 @@ def classified(name: str, seeds: Sequence[Values]) -> Verdict:
     return Verdict(
         f"The no-op classification Λ keeps outliers out of retrieval ({name})",
         "not seen" if not harmed else judged(1.0 if undone else -1.0, 0.0, len(seeds)),
-        f"error {clean:.4g} clean, {off:.4g} polluted, {on:.4g} with Λ; dense model "
+        f"error {clean:.4g} clean, {off:.4g} polluted, {on:.4g} with Λ (dense: "
         + ("the same" if alike else f"{dense[0]:.4g}, {dense[1]:.4g}, {dense[2]:.4g}")
-        + f". Λ found {caught} of {total} outliers and took {mistaken} of {images} images for one",
+        + f"); {caught} of {total} outliers found, {mistaken} of {images} images taken for one",
         len(seeds),
     )

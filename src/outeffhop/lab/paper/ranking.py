@@ -47,11 +47,17 @@ def number_of(entry: Any) -> float | None:
     return float(found[0].replace("−", "-")) if found else None
 
 
+def _spread_of(entry: Any) -> float:
+    """The std in an entry "mean ± std", else 0."""
+    return number_of(str(entry).partition("±")[2]) or 0.0
+
+
 def ranks(table: Table) -> dict[tuple[int, int], int]:
     """(row, column) → 1 for the best and 2 for the second best, among the rows of a group.
 
-    Numbers are compared as reports show them, so two that look equal share a rank: if two are best, none is second.
-    If all numbers of a group are equal, none is best.
+    Numbers are compared as reports show them. Two that look equal, or differ by no more than the larger of their
+    standard deviations, are a tie and share a rank: if two are best, none is second. If all numbers of a group are a
+    tie, none is best.
     """
     columns = list(table.columns)
     group_at = None if table.group is None else columns.index(table.group)
@@ -64,9 +70,15 @@ def ranks(table: Table) -> dict[tuple[int, int], int]:
         for rows in groups.values():
             texts = {i: entry_text(table.rows[i][at]) for i in rows if not isinstance(table.rows[i][at], bool)}
             numbers = {i: n for i, text in texts.items() if (n := number_of(text)) is not None and math.isfinite(n)}
-            order = sorted(numbers.values(), reverse=better == "high")
-            if len(set(order)) > 1:
-                found.update({(i, at): order.index(n) + 1 for i, n in numbers.items() if n in order[:2]})
+            sign = 1 if better == "high" else -1
+            spread = {i: _spread_of(texts[i]) for i in numbers}
+            place = {
+                i: 1 + sum(sign * (other - n) > max(spread[i], spread[j]) for j, other in numbers.items())
+                for i, n in numbers.items()
+            }
+            last = 2 if list(place.values()).count(1) == 1 else 1
+            if len(set(place.values())) > 1:
+                found.update({(i, at): p for i, p in place.items() if p <= last})
     return found
 
 

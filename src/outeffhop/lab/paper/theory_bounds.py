@@ -1,6 +1,7 @@
 """Section 3: bounds against measured errors; which claims hold as printed and which do not.
 
-docs/theory.md has the proofs and counterexamples. The numbers here are from random memories in double precision.
+docs/theory.md has the counterexamples, and the README of outeffhop/memory the proofs. The numbers here are from random
+memories in double precision.
 """
 
 from __future__ import annotations

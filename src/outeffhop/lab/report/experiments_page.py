@@ -75,8 +75,8 @@ def _summary(results: Sequence[Result]) -> str:
     return (
         "<p>Every claim is judged by numbers measured at the scale stated in its section. “Not as printed” is about a "
         "formula that needs a correction, not about what the method does. In tables the best numbers are bold, the "
-        "second best underlined, and equal numbers share a mark; the paper's own numbers are next to ours.</p>\n"
-        + "\n".join(parts)
+        "second best underlined, and numbers within their ± of each other share a mark; the paper's own numbers are "
+        "next to ours.</p>\n" + "\n".join(parts)
     )
 
 

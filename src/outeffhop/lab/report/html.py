@@ -142,7 +142,8 @@ def picture(png: bytes, about: str, caption: str = "") -> str:
 
 def breakable(name: str) -> str:
     """A name as HTML that may go on in the next line after a point, a colon, a slash or an underscore."""
-    return re.sub(r"([.:_/])(?=\w)", r"\1<wbr>", escape(name))
+    parts = re.split(r"(?<=[.:_/])(?=[^\s.:_/])", name)  # before it is escaped, which makes letters of signs
+    return "<wbr>".join(map(escape, parts))
 
 
 def _cells(row: Sequence[str]) -> list[str]:

@@ -19,7 +19,12 @@ _MARKS = {1: "**{}**", 2: "<u>{}</u>"}
 
 
 def markdown_of(
-    result: Result, folder: str, remark: str = "", title: str | None = None, without: Collection[str] = ()
+    result: Result,
+    folder: str,
+    remark: str = "",
+    title: str | None = None,
+    without: Collection[str] = (),
+    conditions: Collection[str] | None = None,
 ) -> str:
     """A section of a page: what it is about and the remark, then figures, tables and conditions, folded.
 
@@ -27,10 +32,12 @@ def markdown_of(
         folder: of the figures, ``NAME.png``, relative to the page.
         remark: Markdown that follows the first sentence.
         title: of the section; by default the place in the paper.
-        without: what is left out, by the titles of tables and the names of columns and conditions.
+        without: what is left out, by the titles of tables and the names of columns.
+        conditions: the names of those to show; by default all.
     """
-    said = "; ".join(f"{_plain(k)}: {_plain(v)}" for k, v in result.conditions.items() if k not in without)
-    command = f"`outeffhop reproduce {result.name}`; " if result.name in NAMES else ""
+    shown = result.conditions if conditions is None else [k for k in result.conditions if k in conditions]
+    said = [f"{_plain(k)}: {_plain(result.conditions[k])}" for k in shown]
+    command = [f"`outeffhop reproduce {result.name}`"] if result.name in NAMES else []
     tables = [t for t in result.tables if len(t.rows) * len(_shown(t, without)) <= _ENTRIES and t.title not in without]
     parts = [
         f"## {_plain(title or result.of)}",
@@ -42,7 +49,7 @@ def markdown_of(
             for f in result.figures
         ),
         *(_table(table, without) for table in tables),
-        f"{command}{said}.",
+        "; ".join([*command, *said]) + ".",
         "</details>",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -51,7 +58,7 @@ def markdown_of(
 def claims_of(results: Mapping[str, Result]) -> str:
     """Tables of the claims that can be judged, in two parts, with the verdict, numbers and seeds.
 
-    ``results`` are by the title of their section, to which a row links. A claim that several results judge is shown
+    ``results`` are by the title of their section, to which a claim links. A claim that several results judge is shown
     once, with the most seeds; claims of one seed and claims that were not measured are only counted.
     """
     best: dict[tuple[str, str], tuple[str, Verdict]] = {}
@@ -66,12 +73,12 @@ def claims_of(results: Mapping[str, Result]) -> str:
         rows = [(section, v) for section, v in best.values() if section in group and _judged(v)]
         counts = Counter(str(v.verdict) for _, v in rows)
         said = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-        lines = ["| claim | verdict | numbers | seeds | from |", "| --- | --- | --- | --- | --- |"]
+        lines = ["| claim | verdict | numbers | seeds |", "| --- | --- | --- | --- |"]
         for section, v in rows:
-            of = results[section].of
-            entries = (v.claim, v.verdict, v.numbers, "none" if v.seeds is None else v.seeds)
-            lines.append(f"| {' | '.join(map(_plain, entries))} | [{_plain(of)}](#{_anchor(section)}) |")
-        parts.append(f"### {title}\n\n{len(rows)} claims: {said}.\n\n" + "\n".join(lines))
+            entries = (v.verdict, v.numbers, "none" if v.seeds is None else v.seeds)
+            lines.append(f"| [{_plain(v.claim)}](#{_anchor(section)}) | {' | '.join(map(_plain, entries))} |")
+        table = "\n".join(['<div class="claims" markdown>\n', *lines, "\n</div>"])  # the site gives its columns a width
+        parts.append(f"### {title}\n\n{len(rows)} claims: {said}.\n\n{table}")
     left = " and ".join(
         f"{count} with {word}" if word == "one seed" else f"{count} {word}" for word, count in open_.items()
     )

@@ -57,8 +57,8 @@ class HopfieldPooling(_Around):
     """``quantity`` learned state patterns retrieve from the input, which pools it.
 
     Args:
-        input_size, hidden_size, output_size, pattern_size, num_heads, scaling, update_steps_max, update_steps_eps,
-            options: as for Hopfield, ``method`` among them.
+        input_size: as for Hopfield, and so are ``hidden_size``, ``output_size``, ``pattern_size``, ``num_heads``,
+            ``scaling``, ``update_steps_max``, ``update_steps_eps`` and ``options``, ``method`` among them.
         quantity: how many state patterns.
         trainable: they are learned; else they stay as they were drawn.
     """
@@ -115,8 +115,8 @@ class HopfieldLayer(_Around):
     """The input retrieves from ``quantity`` learned stored patterns.
 
     Args:
-        input_size, hidden_size, output_size, pattern_size, num_heads, scaling, update_steps_max, update_steps_eps,
-            options: as for Hopfield, ``method`` among them.
+        input_size: as for Hopfield, and so are ``hidden_size``, ``output_size``, ``pattern_size``, ``num_heads``,
+            ``scaling``, ``update_steps_max``, ``update_steps_eps`` and ``options``, ``method`` among them.
         lookup_weights_as_separated: learn pattern projections of their own; else they are the stored patterns.
         lookup_targets_as_trainable: whether those are learned.
         quantity: how many stored patterns.
