@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from outeffhop._io import read_json, write_json, write_whole
+from outeffhop._io import read_json, remove_folder, write_json, write_whole
 from outeffhop._naming import require
 from outeffhop.lab.data import Prepared
 from outeffhop.lab.mending.measuring_models import measured
@@ -187,7 +187,9 @@ def _mended(config: MendConfig, run: RunConfig, prepared: Prepared, quiet: bool,
 def _tidy(out: Path) -> None:
     """Removes the checkpoints of the fine-tuning, which a finished mending needs no more."""
     for each in ("run", "plain"):
-        shutil.rmtree(out / each / "checkpoints", ignore_errors=True)
+        folder = RunFolder(out / each)
+        folder.clean()  # what a process left that was killed here
+        remove_folder(folder.checkpoints)
 
 
 def _steps(config: MendConfig, run: RunConfig, prepared: Prepared, out: Path, tell: Tell) -> int:

@@ -25,6 +25,7 @@ from outeffhop._io import (
     check_manifest,
     parse_json,
     publish,
+    remove_folder,
     to_plain,
     write_json,
     write_manifest,
@@ -164,13 +165,13 @@ class RunFolder:
         write_manifest(side)
         place = self.checkpoint(step)
         if place.exists():  # from before a resume: the same step again
-            shutil.rmtree(place)
+            remove_folder(place)
         publish(side, place)
         # later ones are damaged, or the run would have continued from them: they must not replace whole ones
         later = [p for p in self._by_step() if step_of(p) > step]
         spent = [p for p in self._by_step()[len(later) :][keep:] if step_of(p) != best]
         for old in [*later, *spent]:
-            shutil.rmtree(old, ignore_errors=True)
+            remove_folder(old)
         return place
 
     @contextmanager
@@ -187,7 +188,7 @@ class RunFolder:
 
     def clean(self) -> None:
         """Removes what a killed process left unfinished."""
-        for partial in [*self.checkpoints.glob(".partial-*"), *self.path.glob(".*tmp*")]:
+        for partial in [*self.checkpoints.glob(".*"), *self.path.glob(".*tmp*")]:
             shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
 
     def _by_step(self) -> list[Path]:
