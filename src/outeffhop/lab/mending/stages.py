@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from outeffhop._io import read_json, remove_folder, write_json, write_whole
+from outeffhop._io import check_folder, read_json, remove_folder, write_json, write_whole
 from outeffhop._naming import require
 from outeffhop.lab.data import Prepared
 from outeffhop.lab.mending.measuring_models import measured
@@ -112,6 +112,7 @@ def run_mending(
             return MendReport.load(out / "mend.json")
     elif out.exists() and (not out.is_dir() or any(p.name not in ("run.lock", "start") for p in out.iterdir())):
         raise ValueError(f"out={config.out!r} exists and is not empty: choose a new or an empty folder")
+    check_folder(out)
     tell = progress or (lambda _: None)
     tell("reading the checkpoint and the data")
     run = recipe(config)
