@@ -11,6 +11,7 @@ from outeffhop._io import (
     from_plain,
     publish,
     read_json,
+    remove_folder,
     to_plain,
     whole_file,
     whole_folder,
@@ -75,9 +76,21 @@ def test_a_folder_does_not_replace_one_with_files(tmp_path):
     (tmp_path / "place").mkdir()
     (tmp_path / "place" / "mine").write_text("mine")
     (tmp_path / "side").mkdir()
-    with pytest.raises(OSError, match="place"):
+    with pytest.raises(FileExistsError, match=r"written by another process, and is not overwritten: .*place"):
         publish(tmp_path / "side", tmp_path / "place")
     assert (tmp_path / "place" / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_folder_that_is_removed_is_gone_or_whole(killed, tmp_path, monkeypatch):
+    place = tmp_path / "place"
+    remove_folder(place)  # there is none
+    (place / "inner").mkdir(parents=True)
+    if killed:
+        monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
+    remove_folder(place)
+    assert not place.exists()
+    assert [p.name.startswith(".place.") for p in tmp_path.iterdir()] == [True] * killed
 
 
 def test_a_manifest_notices_every_change(tmp_path):

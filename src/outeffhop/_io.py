@@ -6,6 +6,7 @@ disk that is full, leaves the old file or folder unchanged.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -13,7 +14,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "parse_json",
     "publish",
     "read_json",
+    "remove_folder",
     "to_plain",
     "whole_file",
     "whole_folder",
@@ -91,8 +93,22 @@ def publish(side: Path, place: Path) -> None:
     """Renames a finished folder, once every byte of it is on disk; ``place`` must not exist, or be empty."""
     for path in (*side.rglob("*"), side):
         _sync(path)
-    os.replace(side, place)
+    try:
+        os.replace(side, place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        told = "exists by now, written by another process, and is not overwritten"
+        raise FileExistsError(error.errno, told, str(place)) from error
     _sync(place.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a folder, if it exists and can be removed. A process that is killed leaves no half of it in its place."""
+    side = _beside(path)
+    with suppress(OSError):
+        os.replace(path, side)
+        shutil.rmtree(side, ignore_errors=True)
 
 
 def write_manifest(folder: Path, about: Any = None) -> None:

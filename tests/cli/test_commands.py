@@ -1,13 +1,15 @@
 """The command line as a user meets it: output, JSON, errors, exit codes."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
 from outeffhop import __version__
-from outeffhop.cli.main import main
+from outeffhop.cli.main import _COMMANDS, main
+from outeffhop.cli.usage import in_one_line
 from outeffhop.methods import METHODS
 from outeffhop.models import presets
 from outeffhop.ops.dispatch import BACKENDS
@@ -85,12 +87,68 @@ def test_wrong_method_is_exit_code_2(capsys):
     )
 
 
-def test_wrong_usage_is_exit_code_2(capsys):
+def test_without_a_command_it_shows_the_usage(capsys):
     assert main([]) == 2
     assert "usage: outeffhop" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as caught:
-        main(["doctor", "--nothing"])
-    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("doctor --nothing", "unknown option: --nothing; see outeffhop doctor --help"),
+        ("quantize x --bachtes 3", "unknown option: --bachtes; did you mean --batches? See outeffhop quantize --help"),
+        ("mend a --data d --out o --stps 3 --minuts 4", "--stps, --minuts; did you mean --steps or --minutes?"),
+        ("evaluate", "missing: CHECKPOINT; see outeffhop evaluate --help"),
+        ("outliers a", "missing: --out FOLDER; see"),
+        ("mend a --stps 3 b", "missing: --data SPEC, --out FOLDER; unknown option: --stps; see"),
+        ("quantize x --seeds y", "--seeds='y': must be a whole number; see"),
+        ("quantize x --batches y", "--batches='y': must be a whole number; see"),
+        ("mend a --data d --out o --lr high", "--lr='high': must be a number; see"),
+        ("train --train.betas 1 x", "--train.betas='1 x': must be two numbers; see"),
+        ("train --train.eval-steps now", "--train.eval-steps='now': must be a whole number or epoch; see"),
+        ("train --changes dropout", "--changes needs pairs of a name and a value; see"),
+        (
+            "quantize x --scheme papr",
+            "--scheme='papr' is unknown; did you mean 'paper'? Available: fp8, linear, paper,",
+        ),
+        (
+            "mend a --data d --out o --device tpu",
+            "--device='tpu' is unknown; did you mean 'cpu'? Available: cpu, cuda;",
+        ),
+        ("diagnose x --batches", "--batches needs a value; see"),
+        (f"diagnose x --batches {'y' * 300}", f"--batches='{'y' * 300}': must be a whole number; see"),
+    ],
+)
+@pytest.mark.parametrize("width", ["40", None])
+def test_wrong_usage_is_said_in_one_line(command, says, width, capsys, monkeypatch):
+    if width is not None:
+        monkeypatch.setenv("COLUMNS", width)
+    assert main(command.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("outeffhop: ")
+    assert printed.err.count("\n") == 1
+    assert says in printed.err
+    assert os.environ.get("COLUMNS") == width
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+@pytest.mark.parametrize("before", [False, True])
+def test_every_command_suggests_a_flag_for_one_that_is_nearly_right(command, before, capsys):
+    needed = {"evaluate", "diagnose", "outliers", "quantize", "mend", "resume"} & {command}
+    words = [*(["--jsno"] if before else []), *(["somewhere"] if needed else []), *([] if before else ["--jsno"])]
+    more = {"outliers": ["--out", "a"], "mend": ["--data", "a", "--out", "b"]}.get(command, [])
+    assert main([command, *words, *more]) == 2
+    assert capsys.readouterr().err.startswith("outeffhop: unknown option: --jsno; did you mean --json")
+
+
+def test_a_box_of_an_unknown_kind_keeps_its_words():
+    """In a terminal of UTF-8, in another one, and where it is no box."""
+    box = "╭─ New ─────╮\n│ Something │\n│   new.    │\n│ ───────── │\n│ help      │\n╰───────────╯\n"
+    assert in_one_line(box, "train") == "Something new. See outeffhop train --help"
+    box = " New\n -----------\n  Something\n    new.\n  ---------\n  help\n\n"
+    assert in_one_line(box, "train") == "Something new. See outeffhop train --help"
+    assert in_one_line("no box at all", "train") == "no box at all; see outeffhop train --help"
 
 
 def test_an_unknown_command_is_told_the_nearest(capsys):

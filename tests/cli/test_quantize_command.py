@@ -126,6 +126,11 @@ def test_bad_input_is_exit_code_2_and_overwrites_nothing(folder, tmp_path, name,
     assert list(tmp_path.iterdir()) == [kept]
 
 
+def test_a_pattern_that_matches_nothing_is_said_before_anything_is_measured(folder, capsys):
+    assert quantize(folder, "opt", *QUICK, "--exclude", "*fc1", "*.none.*") == 2
+    assert capsys.readouterr().err == "outeffhop: exclude='*.none.*' matches no module of OPTForCausalLM\n"
+
+
 def test_a_tokenizer_named_apart(folder, capsys):
     assert quantize(folder, "untold", *QUICK, "--tokenizer", str(folder / "opt"), "--json") == 0
     assert json.loads(capsys.readouterr().out)["task"] == "clm"

@@ -159,7 +159,7 @@ def parse_command(words: list[str], place: str) -> None:
 
 
 def parse_arguments(arguments: list[str]) -> None:
-    """Reads a command line of ours as the command would, and does nothing; SystemExit where it is wrong."""
+    """Reads a command line of ours as the command would, and does nothing; ValueError where it is wrong."""
     name, *rest = arguments
     if name in ("--help", "--version"):
         return

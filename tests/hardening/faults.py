@@ -5,18 +5,21 @@ A server imports everything once; each request is answered by a fork of it, befo
     with Server() as server:
         codes, said = server.run(["tmpfs", folder, "600k"], ["command", "train", ...])
 
-A fork sees mounts of its own, which end with it: what they hold has to be copied out of it.
+A fork sees mounts of its own, which end with it: what they hold has to be copied out of it. ``run(..., after=0.3)``
+kills it from outside at that second.
 """
 
 import ctypes
 import json
 import os
 import resource
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from importlib import import_module
 from pathlib import Path
@@ -28,7 +31,9 @@ _RDONLY, _BIND, _REMOUNT, _REC, _PRIVATE = 1, 4096, 32, 16384, 1 << 18
 IMPORTED = (
     "matplotlib.backends.backend_agg",
     "matplotlib.backends.backend_svg",
+    "outeffhop.cli.diagnose",
     "outeffhop.cli.evaluate",
+    "outeffhop.cli.mend",
     "outeffhop.cli.outliers",
     "outeffhop.cli.quantize",
     "outeffhop.cli.reproduce",
@@ -50,13 +55,17 @@ class Server:
     def __exit__(self, *_):
         self.process.communicate()
 
-    def run(self, *steps):
-        """The exit codes of the commands, −9 at the end where a trap killed, and what was printed."""
+    def run(self, *steps, after=None):
+        """The exit codes of the commands, −9 at the end where something killed, and what was printed.
+
+        Args:
+            after: seconds until it is killed, if it has not ended by itself.
+        """
         with tempfile.TemporaryDirectory() as place:
-            json.dump({"steps": steps, "place": place}, self.process.stdin, default=str)
+            json.dump({"after": after, "steps": steps, "place": place}, self.process.stdin, default=str)
             self.process.stdin.write("\n")
             self.process.stdin.flush()
-            killed = json.loads(self.process.stdout.readline())
+            killed, self.seconds = json.loads(self.process.stdout.readline())
             said = Path(place, "said").read_text()
             assert killed in (0, -signal.SIGKILL), said
             codes = [int(code) for code in Path(place, "codes").read_text().split()]
@@ -72,10 +81,18 @@ def serve():
         import_module(name)
 
     for line in sys.stdin:
+        request = json.loads(line)
+        after, begin = request.pop("after"), time.monotonic()
         child = os.fork()
         if child == 0:
-            _answer(**json.loads(line))
-        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])), flush=True)
+            _answer(**request)
+        if after is not None:
+            ended = os.pidfd_open(child)
+            if not select.select([ended], [], [], after)[0]:
+                os.kill(child, signal.SIGKILL)
+            os.close(ended)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(json.dumps([status, time.monotonic() - begin]), flush=True)
 
 
 def _answer(steps, place):
@@ -86,7 +103,7 @@ def _answer(steps, place):
     try:
         for name, *given in steps:
             code = STEPS[name](*given)
-            if name in ("command", "load"):
+            if name in ("command", "load", "at once"):
                 print(code, file=codes)
         sys.stdout.flush()
         os._exit(0)
@@ -105,6 +122,26 @@ def command(*arguments):
     code = main([str(a) for a in arguments])
     sys.stdout.flush()
     return code
+
+
+def environ(name, value):
+    os.environ[name] = value
+
+
+def at_once(*commands):
+    """Each in a process of its own, all begun together; their exit codes."""
+    children = []
+    for arguments in commands:
+        child = os.fork()
+        if child == 0:
+            try:
+                os._exit(command(*arguments))
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)
+        children.append(child)
+    return " ".join(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) for child in children)
 
 
 def tmpfs(folder, size):
@@ -189,6 +226,9 @@ def trap(moment, count):
 
 STEPS = {
     "command": command,
+    "at once": at_once,
+    "go to": os.chdir,
+    "environ": environ,
     "tmpfs": tmpfs,
     "read-only": read_only,
     "fill": fill,

@@ -1,4 +1,4 @@
-"""Random argument lists to every command: exit code 0, 1 or 2, never a traceback."""
+"""Random argument lists to every command: exit code 0, 1 or 2, an error of one line, never a traceback."""
 
 import contextlib
 import io
@@ -88,6 +88,8 @@ def test_any_arguments(name, arguments):
     code, out, err = command(name, *arguments)
     assert out or err
     assert code in (0, 1, 2)
+    said = [line for line in err.splitlines() if line.startswith("outeffhop: ") and "warning: " not in line]
+    assert len(said) == (code != 0), err  # others may say how far it got
 
 
 @cases(10)

@@ -2,10 +2,12 @@
 
 import copy
 
+import architectures
 import pytest
 import torch
 from subjects import OTHERS, PAPER, build, decibels, inputs, output, quantize
 from torch import nn
+from trained_look import look_trained
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from outeffhop.quantization import QuantizationReport, evaluate, fold_layernorm, simulate
@@ -190,12 +192,23 @@ def test_folding_again_changes_nothing_and_the_model_is_left_as_it_was():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_lower_precision(dtype):
+@pytest.mark.parametrize("labels", [False, True])  # with them, the first output is a loss in float32
+def test_lower_precision(dtype, labels):
     model, batch = build("opt").to(dtype), inputs("opt")
+    if labels:
+        batch["labels"] = batch["input_ids"]
     folded, what = fold_layernorm(model, batch)
     assert folded.dtype == dtype
     assert what.folded.keys() == FOLDED["opt"].keys()
     assert decibels(output(model, batch), output(folded, batch)) > 30
+
+
+def test_rounding_that_is_too_coarse_is_named_with_what_rounds_less():
+    model = look_trained(architectures.build("OPTForCausalLM")).bfloat16()
+    batch = {"input_ids": torch.randint(3, architectures.VOCAB, (2, 16), generator=torch.Generator().manual_seed(0))}
+    with pytest.raises(ValueError, match=r"rounding to bfloat16 explains only 0\.088; .*or in float32"):
+        fold_layernorm(model, batch)
+    assert fold_layernorm(model.float(), batch)[1].difference < 1e-4
 
 
 def test_a_simulation_is_refused():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import fill
@@ -17,6 +18,7 @@ from typing import Annotated, Literal, TypeVar
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from outeffhop.cli.usage import one_line_errors
 from outeffhop.lab.diagnosis.checkpoint_config import CheckpointConfig
 from outeffhop.lab.diagnosis.diagnosis_config import DiagnosisConfig
 from outeffhop.lab.mending.mend_config import MendConfig
@@ -51,6 +53,7 @@ _Flag = Annotated[bool, arg(help_behavior_hint="")]
 _Count = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
 _Number = Annotated[float | None, arg(metavar="X", help_behavior_hint="")]
 _Out = Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")]
+_N = Annotated[int, arg(metavar="N")]
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Methods:
 
     Attributes:
         name: show this method in full; all methods by default.
-        json: print JSON instead of a table.
+        json: print JSON instead of tables.
     """
 
     name: Annotated[str | None, Positional, arg(metavar="[METHOD]", help_behavior_hint="")] = None
@@ -142,7 +145,7 @@ class Checkpoint(CheckpointConfig):
 
     checkpoint: Annotated[str, Positional, arg(metavar="CHECKPOINT")]
     data: _Spec = None
-    batch_size: Annotated[int, arg(metavar="N")] = 32
+    batch_size: _N = 32
     batches: _Count = None
     length: _Count = None
     tokenizer: _Path = None
@@ -188,9 +191,9 @@ class Diagnose(Checkpoint, DiagnosisConfig):
 
     compare: Annotated[str | None, arg(metavar="OTHER", help_behavior_hint="")] = None
     out: _Out = None
-    batch_size: Annotated[int, arg(metavar="N")] = 4
+    batch_size: _N = 4
     batches: Annotated[int | None, arg(metavar="N")] = 2
-    calibration_batches: int = 2
+    calibration_batches: _N = 2
     int8: _Flag = False
     no_int8: _Flag = False
 
@@ -207,10 +210,10 @@ class Outliers(Checkpoint):
         batches: measure on at most this many batches.
     """
 
-    out: Path
+    out: Annotated[Path, arg(metavar="FOLDER")]
     tensors: Literal["paper", "all"] = "paper"
-    batches: int = 16
-    batch_size: Annotated[int, arg(metavar="N")] = 16
+    batches: _N = 16
+    batch_size: _N = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,8 +241,8 @@ class Quantize(Checkpoint):
         Literal["running", "minmax", "percentile", "mse"] | None,
         arg(metavar="HOW", help_behavior_hint=""),
     ] = None
-    calibration_batches: int = 16
-    seeds: int = 3
+    calibration_batches: _N = 16
+    seeds: _N = 3
     out: _Out = None
     exclude: tuple[str, ...] = ()
     fold_layernorm: _Flag = False
@@ -268,8 +271,14 @@ class Mend(MendConfig):
     lr: _Number = None
     teacher: _Path = None
     plain: _Flag = False
+    batch_size: _N = 16
+    accumulate: _N = 1
     length: _Count = None
     tokenizer: _Path = None
+    batches: _N = 16
+    calibration_batches: _N = 16
+    seeds: _N = 1
+    seed: _N = 0
     gradient_checkpointing: _Flag = False
     device: Annotated[Literal["cpu", "cuda"] | None, arg(metavar="cpu|cuda", help_behavior_hint="")] = None
     resume: Literal["never", "auto"] = "never"
@@ -299,7 +308,7 @@ class Runs:
 
     Attributes:
         folder: where to look.
-        json: print JSON instead of a table.
+        json: print JSON instead of tables.
     """
 
     folder: Annotated[str, Positional, arg(metavar="[FOLDER]")] = "runs"
@@ -331,11 +340,11 @@ class Reproduce:
     name: Annotated[str | None, Positional, arg(metavar="[NAME|all]", help_behavior_hint="")] = None
     scale: Literal["tiny", "small", "paper"] = "tiny"
     seeds: _Count = None
-    out: Path = Path("results")
+    out: Annotated[Path, arg(metavar="FOLDER")] = Path("results")
     data: _Out = None
     text: _Text = None
     tokenizer: _Text = None
-    workers: int = 1
+    workers: _N = 1
     device: _Text = None
     quick: _Flag = False
     only: tuple[str, ...] = ()
@@ -345,13 +354,23 @@ class Reproduce:
 
 def parse(kind: type[Options], command: str, words: Sequence[str], default: Options | None = None) -> Options:
     """The options that the words of a command line give. Prints help, or what is wrong, and exits where asked to."""
-    if command in _SHORT_HELP:
-        if {"-h", "--help"} & set(words):
-            print(_SHORT_HELP[command]())
-            sys.exit(0)
-        words = ["--help" if word == "--help-all" else word for word in words]
+    if command in _SHORT_HELP and {"-h", "--help"} & set(words):
+        print(_SHORT_HELP[command]())
+        sys.exit(0)
+    words = ["--help" if word == "--help-all" else word for word in words]
     given = {} if default is None else {"default": default}
-    return tyro.cli(kind, prog=f"outeffhop {command}", args=words, config=(FlagCreatePairsOff,), **given)  # type: ignore[call-overload, no-any-return]
+    asks = bool({"-h", "--help"} & set(words))  # help is as wide as the terminal
+
+    def parsed(words: Sequence[str]) -> Options:
+        with nullcontext() if asks else one_line_errors(command):
+            return tyro.cli(kind, prog=f"outeffhop {command}", args=words, config=(FlagCreatePairsOff,), **given)  # type: ignore[call-overload, no-any-return]
+
+    try:
+        return parsed(words)
+    except ValueError as error:
+        if str(error).startswith("checkpoint needs") or str(error).startswith("run needs"):
+            parsed(["-", *words])  # the parser takes an unknown flag before these for them; after them it is named
+        raise
 
 
 def parse_train(words: Sequence[str]) -> Train:

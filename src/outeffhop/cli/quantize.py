@@ -25,6 +25,7 @@ from outeffhop.quantization.evaluation import calibrated
 from outeffhop.quantization.fold import Folding
 from outeffhop.quantization.int8_process import check_installed
 from outeffhop.quantization.int8_report import Int8Report
+from outeffhop.quantization.placement import lay_out
 from outeffhop.quantization.quantization_report import Saved
 
 __all__ = ["run"]
@@ -51,6 +52,7 @@ def run(options: Quantize) -> None:
     model, source, prepared = open_checkpoint(options, counts, out=options.out)
     if options.int8 and getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"int8: {type(model).__name__} has an encoder and a decoder, which export_int8 does not serve")
+    lay_out(model, scheme.placement, options.exclude)  # names a pattern that matches nothing
     stored = model.dtype
     if options.save is not None:
         check_model(model)

@@ -95,6 +95,30 @@ def test_a_finished_mending_is_read_again(mended):
     assert resume_mending(out) == report
 
 
+def test_killed_before_its_checkpoints_were_removed(mended):
+    out, report = mended
+    for left in ("checkpoints", ".checkpoints.1a2b3c4d.tmp"):
+        (out / "run" / left / "checkpoint-30").mkdir(parents=True)
+    assert resume_mending(out) == report
+    assert not list((out / "run").glob("*checkpoints*"))
+
+
+def test_begun_by_another_process_meanwhile(checkpoint, tmp_path, monkeypatch):
+    from outeffhop.lab.mending import stages
+
+    checked = stages._checked
+
+    def meanwhile(run):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "mend.yaml").write_text("theirs")
+        return checked(run)
+
+    monkeypatch.setattr(stages, "_checked", meanwhile)
+    with pytest.raises(ValueError, match="already contains a mending"):
+        mend(checkpoint, "builtin:text", tmp_path / "out", steps=1, **QUICK)
+    assert (tmp_path / "out" / "mend.yaml").read_text() == "theirs"
+
+
 def test_with_another_method(checkpoint, tmp_path):
     method = "gated-outeffhop(gate=element, predictor=features)"
     report = mend(checkpoint, "builtin:text", tmp_path / "out", steps=4, method=method, **QUICK)

@@ -60,8 +60,8 @@ def arm(moment, count):
 
 
 def _halfway(remove, count):
-    trap = nth(count, remove, lambda path: (path / "manifest.json").unlink())
-    return lambda path, **kwargs: (trap if path.name.startswith("checkpoint-") else remove)(path, **kwargs)
+    trap = nth(count, remove, lambda path, **_: (path / "manifest.json").unlink())
+    return lambda path, **kwargs: (trap if path.name.startswith(".checkpoint-") else remove)(path, **kwargs)
 
 
 def _watched(create, count):

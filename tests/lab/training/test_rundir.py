@@ -10,7 +10,7 @@ import warnings
 import pytest
 from runs import config, environment, metrics
 
-from outeffhop.lab.training import RunConfig, RunFolder, resume, train
+from outeffhop.lab.training import RunConfig, RunFolder, resume, rundir, train
 
 HOLD = """
 import sys
@@ -61,8 +61,12 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, cache):
 def test_a_mistake_does_not_use_the_folder_up(tmp_path, cache):
     """What was asked for cannot be: nothing has begun, and the same folder serves once it is mended."""
     with pytest.raises(ValueError, match=r"train\.batch_size=1000000"):
+        train(config("vit", tmp_path / "a" / "b", cache, batch_size=1_000_000), quiet=True)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ValueError, match=r"train\.batch_size=1000000"):
         train(config("vit", tmp_path / "a", cache, batch_size=1_000_000), quiet=True)
-    assert not RunFolder(tmp_path / "a").exists
+    assert not list((tmp_path / "a").iterdir())
     assert train(config("vit", tmp_path / "a", cache, max_steps=1), quiet=True).steps == 1
 
 
@@ -86,6 +90,19 @@ def test_the_lock_ends_with_an_error(tmp_path):
     with pytest.raises(RuntimeError, match="within"), folder.locked():
         raise RuntimeError("within")
     with folder.locked(), pytest.raises(ValueError, match="another process"), folder.locked():
+        pass
+
+
+def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
+    """As that of a run that was refused between another one's opening and locking it."""
+    take = rundir.fcntl.flock
+
+    def taken(handle, how):
+        (tmp_path / "run.lock").unlink()
+        take(handle, how)
+
+    monkeypatch.setattr(rundir.fcntl, "flock", taken)
+    with pytest.raises(ValueError, match="another process"), RunFolder(tmp_path).locked():
         pass
 
 

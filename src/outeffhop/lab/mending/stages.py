@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from outeffhop._io import read_json, write_json, write_whole
+from outeffhop._io import check_folder, read_json, remove_folder, write_json, write_whole
 from outeffhop._naming import require
 from outeffhop.lab.data import Prepared
 from outeffhop.lab.mending.measuring_models import measured
@@ -102,20 +102,25 @@ def run_mending(
         )
     out = Path(config.out)
     begun = mending_file(out).is_file()
+    contained = f"out={config.out!r} already contains a mending: continue it with outeffhop resume {out}"
     if begun and not resume:
-        raise ValueError(f"out={config.out!r} already contains a mending: continue it with outeffhop resume {out}")
+        raise ValueError(contained)
     if begun:
         _check_same(from_mend_yaml(mending_file(out)), config)
         if (out / "mend.json").is_file():
+            _tidy(out)
             return MendReport.load(out / "mend.json")
     elif out.exists() and (not out.is_dir() or any(p.name not in ("run.lock", "start") for p in out.iterdir())):
         raise ValueError(f"out={config.out!r} exists and is not empty: choose a new or an empty folder")
+    check_folder(out)
     tell = progress or (lambda _: None)
     tell("reading the checkpoint and the data")
     run = recipe(config)
     prepared = _checked(run)
     with RunFolder(out).locked():
         if not begun:
+            if mending_file(out).is_file():  # another process has begun since, and ended
+                raise ValueError(contained)
             write_whole(mending_file(out), to_mend_yaml(config))
         return _mended(config, run, prepared, quiet, tell)
 
@@ -176,9 +181,16 @@ def _mended(config: MendConfig, run: RunConfig, prepared: Prepared, quiet: bool,
     _publish(out)
     write_whole(out / "mend.html", mending_page(report))
     report.save(out / "mend.json")  # last: it says that the mending is done
-    for each in ("run", "plain"):
-        shutil.rmtree(out / each / "checkpoints", ignore_errors=True)
+    _tidy(out)
     return report
+
+
+def _tidy(out: Path) -> None:
+    """Removes the checkpoints of the fine-tuning, which a finished mending needs no more."""
+    for each in ("run", "plain"):
+        folder = RunFolder(out / each)
+        folder.clean()  # what a process left that was killed here
+        remove_folder(folder.checkpoints)
 
 
 def _steps(config: MendConfig, run: RunConfig, prepared: Prepared, out: Path, tell: Tell) -> int:

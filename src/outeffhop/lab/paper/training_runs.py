@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 from collections.abc import Collection, Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from outeffhop._io import remove_folder
 from outeffhop.lab.paper.experiment import Settings
 from outeffhop.lab.paper.running import is_first
 from outeffhop.lab.training import DataConfig, RunConfig, RunFolder, TrainConfig, train
@@ -230,5 +230,6 @@ def finished(config: RunConfig, settings: Settings, quiet: bool = True) -> RunFo
     if dist.is_initialized():  # the model is written by the first process
         dist.barrier()
     if is_first():
-        shutil.rmtree(folder.checkpoints, ignore_errors=True)  # no longer needed, and as large as three models
+        folder.clean()
+        remove_folder(folder.checkpoints)  # no longer needed, and as large as three models
     return folder

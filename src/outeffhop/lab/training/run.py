@@ -23,7 +23,7 @@ from transformers.integrations import TensorBoardCallback  # type: ignore[attr-d
 
 from outeffhop import __version__
 from outeffhop._dataclass_io import JsonReport
-from outeffhop._io import read_json, write_whole
+from outeffhop._io import read_json, remove_folder, write_whole
 from outeffhop._naming import require
 from outeffhop.lab.data import Prepared, prepare
 from outeffhop.lab.data.image_settings import image_fields
@@ -259,7 +259,7 @@ def _finish(trainer: RunTrainer, folder: RunFolder, config: RunConfig, best_step
         shutil.rmtree(side, ignore_errors=True)
         trainer.save_pretrained(side, weights)
         write_whole(side / CARD, model_card(folder, config, dataclasses.asdict(result)))
-        shutil.rmtree(folder.model, ignore_errors=True)
+        remove_folder(folder.model)
         os.replace(side, folder.model)
         report.save(folder.path / "outliers.json")
         folder.write_json("result.json", dataclasses.asdict(result))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from outeffhop._io import (
     check_manifest,
     parse_json,
     publish,
+    remove_folder,
     to_plain,
     write_json,
     write_manifest,
@@ -95,20 +97,32 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from training in this folder. The lock ends with the process, however it ends."""
+        """Keeps other processes from training in this folder. The lock ends with the process, however it ends.
+
+        Where nothing was written, as of a run that was refused, neither the lock nor a new folder stays.
+        """
+        made, file = [p for p in (self.path, *self.path.parents) if not p.exists()], self.path / "run.lock"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = open(self.path / "run.lock", "w")  # noqa: SIM115, closed by the with below
+            handle = open(file, "w")  # noqa: SIM115, closed by the with below
         except OSError as error:
             raise ValueError(f"out={str(self.path)!r} cannot be written to: {error.strerror}") from None
         with handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = os.path.samestat(os.fstat(handle.fileno()), file.stat())  # not one that was removed just now
             except OSError:
-                raise ValueError(
-                    f"another process is training in {str(self.path)!r}: wait for it, or stop it"
-                ) from None
-            yield
+                held = False
+            if not held:
+                raise ValueError(f"another process is training in {str(self.path)!r}: wait for it, or stop it")
+            try:
+                yield
+            finally:
+                if [p.name for p in self.path.iterdir()] == [file.name]:
+                    file.unlink()
+                    with suppress(OSError):
+                        for folder in made:
+                            folder.rmdir()
 
     # checkpoints
 
@@ -151,13 +165,13 @@ class RunFolder:
         write_manifest(side)
         place = self.checkpoint(step)
         if place.exists():  # from before a resume: the same step again
-            shutil.rmtree(place)
+            remove_folder(place)
         publish(side, place)
         # later ones are damaged, or the run would have continued from them: they must not replace whole ones
         later = [p for p in self._by_step() if step_of(p) > step]
         spent = [p for p in self._by_step()[len(later) :][keep:] if step_of(p) != best]
         for old in [*later, *spent]:
-            shutil.rmtree(old, ignore_errors=True)
+            remove_folder(old)
         return place
 
     @contextmanager
@@ -174,7 +188,7 @@ class RunFolder:
 
     def clean(self) -> None:
         """Removes what a killed process left unfinished."""
-        for partial in [*self.checkpoints.glob(".partial-*"), *self.path.glob(".*tmp*")]:
+        for partial in [*self.checkpoints.glob(".*"), *self.path.glob(".*tmp*")]:
             shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
 
     def _by_step(self) -> list[Path]:
