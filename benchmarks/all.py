@@ -36,7 +36,7 @@ class Benchmark:
 BENCHMARKS = {
     "attention": Benchmark(("--quick", "--seconds", "0.1")),
     "calls": Benchmark(("--seconds", "0.02", "--shapes", "small", "one query")),
-    "layer": Benchmark(("--seconds", "0.1")),
+    "layer": Benchmark(("--seconds", "0.1", "--rounds", "2")),
     "memory": Benchmark(("--quick",), minutes=30),
     "windows": Benchmark(("--seconds", "0.05", "--rounds", "2", "--lengths", "256")),
     "penalty": Benchmark(("--seconds", "0.1", "--rounds", "2", "--models", "opt")),
