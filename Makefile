@@ -62,8 +62,11 @@ docs: setup ## the documentation as a site, into build/site
 matrix: setup ## which models are served, against independent truths; writes docs/compatibility.md, resumes
 	$(BIN)/python tools/matrix.py
 
-bench: setup ## what attention costs on this machine, against vanilla attention; writes benchmarks/results/
-	$(BIN)/python benchmarks/attention.py
+DEVICE ?= cpu
+
+bench: setup ## what all of it costs on this machine; writes benchmarks/results/ and the page of costs, resumes; DEVICE=cuda
+	$(BIN)/python benchmarks/all.py --device $(DEVICE)
+	$(BIN)/python docs/make_performance.py
 
 clean: ## remove what the other targets made
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .versions build dist

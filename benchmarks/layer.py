@@ -28,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--seconds", type=float, default=3.0, help="measuring time per contender (default 3)")
+    parser.add_argument("--rounds", type=int, default=24, help="rounds in which all take a turn (default 24)")
     parser.add_argument("--out", type=Path, help="result file; default benchmarks/results/layer-DEVICE.json")
     arguments = parser.parse_args()
     device = arguments.device
@@ -39,7 +40,9 @@ def main() -> None:
     layers: dict[str, nn.Module] = {BASE: nn.MultiheadAttention(size, heads, **kept)}
     layers |= {method: OutEffHop(size, heads, method=method, **kept) for method in METHODS}
     layers |= {f"outeffhop, {n} updates": OutEffHop(size, heads, steps=n, **kept) for n in (2, 4)}
-    samples = times({name: step(layer, x) for name, layer in layers.items()}, device, arguments.seconds)
+    samples = times(
+        {name: step(layer, x) for name, layer in layers.items()}, device, arguments.seconds, arguments.rounds
+    )
     rows = [
         {
             "layer": name,

@@ -4,8 +4,9 @@
 
 One OutEffHop update of 4,096 queries of size 64 over 1,000 to 1,000,000 patterns, three ways in one run:
 "fused" is HopfieldMemory.retrieve; "plain" writes the matrix of scores and takes softmax_n of it; "plain dense"
-does so with torch.softmax, which has no no-op pattern: the least that writing the matrix can cost. The MiB are
-what one update takes at its peak beyond patterns and queries, including its result.
+does so with torch.softmax, which has no no-op pattern: the least that writing the matrix can cost. On a GPU in float32
+also "tf32" and "bfloat16", the precisions of HopfieldMemory.retrieve. The MiB are what one update takes at its peak
+beyond patterns and queries, including its result.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from measure import Work, environment, keep, peak_memory, times
 
 from outeffhop.functional import softmax_n
-from outeffhop.memory import HopfieldMemory
+from outeffhop.memory import HopfieldMemory, updates
 from outeffhop.ops import explain
 
 SIZE = 64
@@ -61,7 +62,7 @@ def main() -> None:
     if out is not None:
         settings = {"dtype": arguments.dtype, "queries": queries, "size": SIZE, "beta": BETA}
         keep(out, {"question": __doc__.splitlines()[0], **about, **settings, "rows": rows})
-    print(f"\nwritten to {out}")
+        print(f"\nwritten to {out}")
 
 
 def ways(patterns: int, queries: int, device: str, dtype: torch.dtype) -> dict[str, Work]:
@@ -70,6 +71,9 @@ def ways(patterns: int, queries: int, device: str, dtype: torch.dtype) -> dict[s
     x = torch.randn(queries, SIZE, dtype=dtype, device=device)
     stored = memory.patterns
     found: dict[str, Work] = {"fused": lambda: memory.retrieve(x).state}
+    if device == "cuda" and dtype == torch.float32:
+        found["tf32"] = lambda: memory.retrieve(x, precision="tf32").state
+        found["bfloat16"] = lambda: memory.retrieve(x, precision="bfloat16").state
     if queries * patterns * dtype.itemsize <= LARGEST_MATRIX:
         found["plain"] = lambda: softmax_n(BETA * (x @ stored.T)) @ stored
         found["plain dense"] = lambda: torch.softmax(BETA * (x @ stored.T), -1) @ stored
@@ -85,6 +89,7 @@ def measure_case(patterns: int, queries: int, device: str, dtype: torch.dtype) -
     row: dict[str, Any] = {
         "patterns": patterns,
         "backend": backend(device, dtype),
+        "way": updates.way(torch.empty(queries, SIZE, dtype=dtype, device=device), torch.empty(patterns, 0)),
         "milliseconds": milliseconds,
         "queries_per_second": {name: 1e3 * queries / t for name, t in milliseconds.items()},
         "peak_mib": {name: peak(name, patterns, queries, device, dtype, work) for name, work in contenders.items()},
@@ -113,7 +118,8 @@ def peak(way: str, patterns: int, queries: int, device: str, dtype: torch.dtype,
         f"    work = memory.ways({patterns}, {queries}, 'cpu', {dtype})[{way!r}]\n"
         "    print(measure.peak_memory(work, 'cpu'))\n"
     )
-    surroundings = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(Path(__file__).parent)}
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    surroundings = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", code], env=surroundings, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"measuring the memory of {way!r} failed:\n{done.stderr}")
@@ -122,12 +128,15 @@ def peak(way: str, patterns: int, queries: int, device: str, dtype: torch.dtype,
 
 def line(row: dict[str, Any]) -> str:
     speed, peak = row["queries_per_second"], row["peak_mib"]
+    others = " ".join(
+        f"{name} {speed[name] / speed['fused']:.2f} × fused" for name in ("tf32", "bfloat16") if name in speed
+    )
     text = f"{row['patterns']:>9,} | {speed['fused']:>12,.0f} {peak['fused']:>10,.1f} | "
     if "skipped" in row:
-        return f"{text}{row['skipped']}"
+        return f"{text}{row['skipped']} {others}"
     text += f"{speed['plain']:>12,.0f} {peak['plain']:>10,.1f} | "
     text += f"{speed['fused'] / speed['plain']:>9.2f} {speed['fused'] / speed['plain dense']:>11.2f} | "
-    return f"{text}{peak['fused'] / peak['plain']:>11.4f}"
+    return f"{text}{peak['fused'] / peak['plain']:>11.4f} {others}"
 
 
 if __name__ == "__main__":

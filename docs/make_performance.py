@@ -191,12 +191,14 @@ def memory() -> str:
         if result is None:
             continue
         table = []
+        rounded = [p for p in ("tf32", "bfloat16") if p in result["rows"][0]["queries_per_second"]]
         for row in result["rows"]:
             rate, peak = row["queries_per_second"], row["peak_mib"]
             plain = f"{peak['plain']:,.0f}" if "plain" in peak else _NONE
-            speeds = [f"{rate['fused'] / rate['plain']:.2f}" if "plain" in rate else _NONE]
+            speeds = [f"{rate[p] / rate['plain']:.2f}" if "plain" in rate else _NONE for p in ("fused", *rounded)]
             table.append([f"{row['patterns']:,}", *speeds, f"{peak['fused']:.1f}", plain])
-        header = ["patterns", "speed over plain", "MiB", "plain, MiB"]
+        precisions = [f"in {p}" for p in rounded]
+        header = ["patterns", "speed over plain", *precisions, "MiB", "plain, MiB"]
         found.append(f"{_on(result)}\n\n{_table(header, table)}")
     return _section(
         "Associative memory",

@@ -46,6 +46,11 @@ class Normalizer:
         return None
 
     @property
+    def entmax_order(self) -> float | None:
+        """α, at its start if it is learned, if the weights are α-entmax, else None."""
+        return None
+
+    @property
     def learns(self) -> str | None:
         """The name of what is learned, "sink" or "alpha"; None if nothing is."""
         return None
@@ -135,6 +140,10 @@ class Entmax(Normalizer):
     def __post_init__(self) -> None:
         if self.alpha != "learned" and (isinstance(self.alpha, str) or not 1.0 <= self.alpha < math.inf):
             raise ValueError(f"alpha={self.alpha}: must be a number of at least 1, or learned")
+
+    @property
+    def entmax_order(self) -> float:
+        return self.start
 
     @property
     def learns(self) -> str | None:

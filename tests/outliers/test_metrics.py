@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from by_hand import plain_stats
 
+from outeffhop.outliers import moments
 from outeffhop.outliers.accumulate import TensorSums
 from outeffhop.outliers.moments import batch_stats
 
@@ -32,6 +34,7 @@ def tensors():
         "far": spiked + 1000.0,
         "huge": spiked * 1e20,
         "tiny": spiked * 1e-20,
+        "tokens of all sizes": spiked * 10.0 ** torch.linspace(-18, 18, 13, dtype=torch.float64)[:, None],
         "one feature of weight": torch.cat([spiked, spiked[..., :1] * 100], -1),
     }
 
@@ -61,6 +64,25 @@ def test_against_plain_loops(name, dtype, padded):
     assert found.outliers == len(expected["outliers"])
     assert [(p.value, p.sample, p.token, p.channel) for p in found.positions] == expected["outliers"][:16]
     assert found.values == int(real.sum()) * x.shape[2] if padded else x.numel()
+
+
+@pytest.mark.parametrize("together", [1, 100, 500])
+def test_reduced_a_few_tokens_at_a_time(together, monkeypatch):
+    x = tensors()["tokens of all sizes"].float()
+    whole = summed(x)
+    monkeypatch.setattr(moments, "_TOGETHER", together)
+    assert summed(x) == whole
+
+
+def test_a_bound_between_two_floats_divides_them():
+    x = torch.randn(1, 1, 400, generator=torch.Generator().manual_seed(3))
+    for value in x.flatten().tolist():
+        for bound in (np.nextafter(value, -9), value, np.nextafter(value, 9)):
+            bounds = np.array([-abs(bound)]), np.array([abs(bound)])
+            where, values = moments._beyond(x, np.ones((1, 1), dtype=bool), *bounds)
+            expected = x[0, 0].double().abs() > abs(bound)
+            assert where[2].tolist() == expected.nonzero().flatten().tolist()
+            assert values.tolist() == x[0, 0][expected].tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import platform
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outeffhop import __version__
 from outeffhop.cli.console import print_json, print_table
 from outeffhop.cli.options import Doctor
-from outeffhop.ops import attention, explain
+from outeffhop.functional import entmax
+from outeffhop.ops import attention, entmax_gpu, explain
+from outeffhop.ops.call import prepare
 from outeffhop.ops.dispatch import BACKENDS
+from outeffhop.ops.eager import eager_attention
 
 __all__ = ["examine", "run"]
 
-_PACKAGES = ("torch", "triton", "transformers", "safetensors", "entmax", "numpy", "accelerate", "datasets", "openvino")
+_PACKAGES = (
+    *("torch", "triton", "transformers", "safetensors", "entmax", "adasplash"),
+    *("numpy", "accelerate", "datasets", "openvino"),
+)
 
 
 def examine() -> dict[str, Any]:
@@ -61,7 +70,21 @@ def _backends(device: str, dtype: torch.dtype) -> dict[str, Any]:
             except Exception as failure:  # the report must go on, whatever a driver throws
                 why = f"failed: {failure}"
         found["backends"][name] = {"serves": why is None, "why_not": why, "largest_error": error}
+    found["backends"]["adasplash"] = _entmax(query, key, value)
     return found
+
+
+def _entmax(query: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
+    """The kernels of the methods sparse and gsh, which compute other weights than the backends above."""
+    call = prepare(query, key, value, None, 0.0, False, None, False, -math.inf, False)
+    why, error = entmax_gpu.why_not(call, 1.5), None
+    if why is None:
+        try:
+            truth, _ = eager_attention(query.double(), key.double(), value.double(), partial(entmax, alpha=1.5))
+            error = float((entmax_gpu.attend(call, 1.5).double() - truth).abs().max())
+        except Exception as failure:
+            why = f"failed: {failure}"
+    return {"serves": why is None, "why_not": why, "largest_error": error}
 
 
 def run(options: Doctor) -> None:

@@ -19,10 +19,10 @@ from outeffhop.memory.arguments import check_beta, check_method, check_patterns,
 from outeffhop.memory.energy import conjugate, energy, why_no_energy
 from outeffhop.memory.noop import NoOp, check_indices, check_size
 from outeffhop.memory.retrieval import Retrieval, Update, iterate
+from outeffhop.memory.updates import check_precision, fused_update
 from outeffhop.methods import Clipped, Method, Normalizer, SoftmaxN
-from outeffhop.ops import attention
 
-__all__ = ["HopfieldMemory", "effective_normalizer", "fused_update"]
+__all__ = ["HopfieldMemory", "effective_normalizer"]
 
 # the most scores held at once for models that no fused kernel serves: 64 MiB of float32
 _BLOCK = 1 << 24
@@ -39,8 +39,8 @@ class HopfieldMemory:
     clipped ones retrieve without one. What a method would learn stays at its initial value. The
     polynomial model's weights do not depend on β.
 
-    Softmax models retrieve through fused attention, whose memory is linear in queries and patterns; the
-    others process the queries in blocks.
+    Softmax models retrieve through fused attention, whose memory is linear in queries and patterns; in float32 on a
+    GPU, and with other models, the scores of a block of queries are held at a time.
 
     Args:
         patterns: [M, d], one pattern per row; copied, as is the classification.
@@ -129,7 +129,14 @@ class HopfieldMemory:
         return self._normalizer.n if isinstance(self._normalizer, SoftmaxN | Clipped) else 0.0
 
     def retrieve(
-        self, x: Tensor, steps: int | None = 1, *, tol: float = 1e-4, max_steps: int | None = None, trace: bool = False
+        self,
+        x: Tensor,
+        steps: int | None = 1,
+        *,
+        tol: float = 1e-4,
+        max_steps: int | None = None,
+        trace: bool = False,
+        precision: str = "exact",
     ) -> Retrieval:
         """Retrieves for queries [..., d], differentiably in them.
 
@@ -141,12 +148,22 @@ class HopfieldMemory:
             max_steps: updates each query until it is at rest, like steps=None, but at most this often; 1000 with
                 steps=None. A query that reaches the limit has converged False.
             trace: also return the energy before and after each update; this takes one more evaluation.
+            precision: of the products with patterns and values, for softmax models in float32. "exact" is the memory's
+                own dtype. "tf32" rounds what is multiplied to 10 bits (CUDA only), "bfloat16" to 7 bits; sums stay in
+                float32. A tol below the rounding is raised to it.
         """
         check_queries(x, self._active)
         if trace:
             self._check_energy()
-        read = None if self._values is None else partial(self._read, values=self._values)
-        return iterate(partial(self._update, with_energy=trace), x, steps, tol, max_steps, trace, read)
+        if precision != "exact" and not isinstance(self._normalizer, SoftmaxN):
+            raise ValueError(
+                f"precision={precision!r} with method={str(self.method)!r}: only softmax models ('vanilla', "
+                "'outeffhop') have it; leave it out"
+            )
+        tol = max(tol, check_precision(precision, self._active)) if tol >= 0.0 else tol
+        read = None if self._values is None else partial(self._read, values=self._values, precision=precision)
+        update = partial(self._update, with_energy=trace, precision=precision)
+        return iterate(update, x, steps, tol, max_steps, trace, read)
 
     __call__ = retrieve
 
@@ -253,11 +270,12 @@ class HopfieldMemory:
         if why is not None:
             raise ValueError(f"method={str(self.method)!r} has no energy: {why}; retrieve() works without one")
 
-    def _update(self, x: Tensor, with_energy: bool) -> Update:
+    def _update(self, x: Tensor, with_energy: bool, precision: str = "exact") -> Update:
         """One update of queries [Q, d]."""
         if isinstance(self._normalizer, SoftmaxN):
-            state, no_op, psi = fused_update(x, self._active, self.beta, self._normalizer.sink)
-            return Update(state, no_op, self._energy(x, psi))
+            sink = self._normalizer.sink
+            state, no_op, psi = fused_update(x, self._active, self.beta, sink, None, precision, with_energy)
+            return Update(state, no_op, self._energy(x, psi) if with_energy and psi is not None else None)
         parts = self._by_blocks(partial(self._plain_update, with_energy=with_energy), x)
         state, no_op = torch.cat([p.state for p in parts]), torch.cat([p.no_op for p in parts])
         energies = [p.energy for p in parts if p.energy is not None]
@@ -280,10 +298,10 @@ class HopfieldMemory:
         state = weights @ self._active.to(weights.dtype)
         return Update(state, no_op, None if psi is None else self._energy(x, psi))
 
-    def _read(self, x: Tensor, values: Tensor) -> Tensor:
+    def _read(self, x: Tensor, values: Tensor, precision: str = "exact") -> Tensor:
         """Vᵀ w(βΞx) of queries [Q, d].  [Q, d_v]"""
         if isinstance(self._normalizer, SoftmaxN):
-            return fused_update(x, self._active, self.beta, self._normalizer.sink, values)[0]
+            return fused_update(x, self._active, self.beta, self._normalizer.sink, values, precision, False)[0]
         parts = self._by_blocks(lambda block: self._weights(block)[0] @ values.to(compute_dtype(values.dtype)), x)
         return torch.cat(parts).to(values.dtype)
 
@@ -308,11 +326,3 @@ def effective_normalizer(method: Method, no_op: int | None) -> Normalizer:
             f"{no_op}: give 'outeffhop' with no_op, or n without no_op"
         )
     return dataclasses.replace(normalizer, n=float(no_op), noop="fixed")
-
-
-def fused_update(
-    x: Tensor, patterns: Tensor, beta: float, sink: float, values: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """softmax_n(βΞx)V, the no-op weight and log(n + Σ exp(βΞx)), without the scores in memory; V is Ξ by default."""
-    out, lse = attention(x, patterns, patterns if values is None else values, scale=beta, sink=sink, return_lse=True)
-    return out, torch.exp(sink - lse), lse

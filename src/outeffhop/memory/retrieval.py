@@ -70,6 +70,8 @@ def iterate(
     # two roundings of one number may differ by the dtype's resolution
     tol = max(tol, torch.finfo(x.dtype).eps)
     state = x.reshape(-1, x.shape[-1])  # [Q, d]
+    if not to_rest:
+        return _exactly(update, x, state, limit, tol, trace, read)
     active = torch.arange(len(state), device=device)
     taken = torch.zeros(len(state), dtype=torch.long, device=device)
     converged = torch.zeros(len(state), dtype=torch.bool, device=device)
@@ -82,7 +84,7 @@ def iterate(
             energies.append(energies[-1].index_copy(0, active, after.energy) if energies else after.energy)
         change, bound = _norm(new - state), tol * _norm(state).clamp(min=1.0)
         # a NaN query never comes to rest: it stops as well
-        stop = ~(change > bound) if to_rest and step < limit else torch.full_like(active, step == limit).bool()
+        stop = ~(change > bound) if step < limit else torch.ones_like(change, dtype=torch.bool)
         stop = agree(stop)
         taken[active] = step
         converged[active] = change <= bound
@@ -104,6 +106,34 @@ def iterate(
         converged=converged.reshape(lead),
         energy=None if energy is None else energy.reshape(len(energy), *lead),
         no_op=no_op[order].reshape(lead),
+        value=None if value is None else value.reshape(*lead, value.shape[-1]),
+    )
+
+
+def _exactly(
+    update: Callable[[Tensor], Update],
+    x: Tensor,
+    state: Tensor,
+    steps: int,
+    tol: float,
+    trace: bool,
+    read: Callable[[Tensor], Tensor] | None,
+) -> Retrieval:
+    """``steps`` updates of all queries. Nothing depends on what they find, so that a GPU need not wait for Python."""
+    lead, energies = x.shape[:-1], []
+    for _ in range(steps):
+        before, after = state, update(state)
+        state = after.state.to(x.dtype)
+        energies.append(after.energy)
+    at_rest = _norm(state - before) <= tol * _norm(before).clamp(min=1.0)
+    value = None if read is None else read(before)
+    energy = torch.stack([*energies, update(state).energy]) if trace else None  # type: ignore[list-item]
+    return Retrieval(
+        state=state.reshape(x.shape),
+        steps=torch.full(lead, steps, dtype=torch.long, device=x.device),
+        converged=at_rest.reshape(lead),
+        energy=None if energy is None else energy.reshape(len(energy), *lead),
+        no_op=after.no_op.reshape(lead),
         value=None if value is None else value.reshape(*lead, value.shape[-1]),
     )
 

@@ -19,9 +19,10 @@ from torch import Tensor
 from outeffhop.functional import compute_dtype
 from outeffhop.memory.arguments import check_beta, check_method, check_patterns, check_queries, check_values
 from outeffhop.memory.energy import energy
-from outeffhop.memory.hopfield_memory import effective_normalizer, fused_update
+from outeffhop.memory.hopfield_memory import effective_normalizer
 from outeffhop.memory.noop import NoOp, check_size
 from outeffhop.memory.retrieval import Retrieval, Update, iterate
+from outeffhop.memory.updates import fused_update
 from outeffhop.methods import Method, SoftmaxN
 
 __all__ = ["ShardedMemory"]
@@ -217,8 +218,9 @@ class ShardedMemory:
         """softmax_n over all ranks' patterns times their values, and log(n + Σ exp).  [Q, d_v], [Q]"""
         # no slice holds the no-op patterns: the first rank counts them
         sink = self._normalizer.sink if dist.get_rank(self._group) == 0 else -math.inf
+        lse: Tensor
         if len(self._active):
-            out, _, lse = fused_update(x, self._active, self.beta, sink, values)
+            out, _, lse = fused_update(x, self._active, self.beta, sink, values)  # type: ignore[assignment]  # needed
         else:
             out, lse = x.new_zeros(len(x), values.shape[1]), x.new_full((len(x),), sink, dtype=compute_dtype(x.dtype))
         # relative to the largest lse of all ranks, so that no exponential overflows

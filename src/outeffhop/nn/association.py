@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outeffhop.ops.torch_state import is_plain, is_transformed
 from outeffhop.state import MethodState, attend
 
 __all__ = ["Association"]
@@ -65,6 +66,7 @@ class Association(nn.Module):
             raise ValueError(f"dropout={dropout}: must be a probability in [0, 1)")
         self.num_heads = num_heads
         self.steps, self.tol, self.max_steps, self.dropout = steps, tol, max_steps, dropout
+        self._read: tuple[Tensor | None, int, int, float] = None, 0, 0, 0.0  # the log β that was read, and β
         self.first_betas = betas if beta_per_head or isinstance(beta, Tensor) else betas[0]
         log_beta = torch.empty((num_heads,) if isinstance(self.first_betas, list) else (), device=device, dtype=dtype)
         if learn_beta:
@@ -110,9 +112,30 @@ class Association(nn.Module):
         return update(query, value=value, dropout_p=dropout, need_weights=need_weights)
 
     def _update(self, state: MethodState, query: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-        beta = self.beta.to(query.dtype)
-        query = query * (beta[:, None, None] if beta.dim() else beta)
-        return attend(state.method.normalizer, query, scale=1.0, learned=state.learned, **options)
+        scale = self._number()
+        if scale is None:
+            beta = self.beta.to(query.dtype)
+            query, scale = query * (beta[:, None, None] if beta.dim() else beta), 1.0
+        return attend(state.method.normalizer, query, scale=scale, learned=state.learned, **options)
+
+    def _number(self) -> float | None:
+        """β as a number, which kernels take at no cost; None if it is learned, one for each head, or traced.
+
+        It is read from the buffer once: a GPU would have to wait for it at each call.
+        """
+        log_beta = self.log_beta
+        if log_beta.dim() or log_beta.requires_grad or log_beta.is_meta:
+            return None
+        if not is_plain(log_beta) or is_transformed() or log_beta.is_inference():
+            return None  # what is made in inference mode has no version that says whether it has changed
+        version, at = log_beta._version, log_beta.data_ptr()
+        known, known_version, known_at, number = self._read
+        if known is not log_beta or known_version != version or known_at != at:
+            if log_beta.is_cuda and torch.cuda.is_current_stream_capturing():
+                return None
+            number = float(self.beta)
+            self._read = log_beta, version, at, number
+        return number
 
     def _to_rest(self, query: Tensor, key: Tensor, update: Callable[..., tuple[Tensor, Tensor | None]]) -> Tensor:
         """All updates except the last. A query at rest no longer changes while the others do."""

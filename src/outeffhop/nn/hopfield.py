@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from outeffhop.methods import Method
 from outeffhop.nn.association import Association
 from outeffhop.nn.masks import merge_masks
+from outeffhop.nn.packed import project
 from outeffhop.state import MethodState
 from outeffhop.state.gate import gated
 
@@ -239,46 +240,57 @@ class OutEffHop(nn.Module):
         value = key if value is None else value
         batched, itself = query.dim() == 3, key is query
         self._check_inputs(query, key, value)
+        # projected in the layout given: a Linear would copy a transposed input
+        q, k, v = self._project(query, key, value)
         if not batched:
-            query, key, value = (t.unsqueeze(0) for t in (query, key, value))
+            query, q, k, v = (t.unsqueeze(0) for t in (query, q, k, v))
         elif not self.batch_first:
-            query, key, value = (t.transpose(0, 1) for t in (query, key, value))
-        out, weights = self._associate(query, key, value, key_padding_mask, attn_mask, is_causal, need_weights, itself)
+            query, q, k, v = (t.transpose(0, 1) for t in (query, q, k, v))
+        out, weights = self._associate(query, q, k, v, key_padding_mask, attn_mask, is_causal, need_weights, itself)
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
         if not batched:
             return out.squeeze(0), None if weights is None else weights.squeeze(0)
         return out if self.batch_first else out.transpose(0, 1), weights
 
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """[..., H·d], [..., H·d] and [..., H·dv]."""
+        query, key = self.norm_query(query), self.norm_key(key)
+        if self.connected:
+            q, k = project((self.q_proj, self.k_proj), (query, key))
+            return [q, k, self.v_proj(k)]
+        return project((self.q_proj, self.k_proj, self.v_proj), (query, key, self.norm_value(value)))
+
     def _associate(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         key_padding_mask: Tensor | None,
         attn_mask: Tensor | None,
         is_causal: bool,
         need_weights: bool,
         itself: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        batch = next((t.shape[0] for t in (query, key, value) if t.shape[0] != 1), 1)
-        q = self.q_proj(self.norm_query(query))
-        k = self.k_proj(self.norm_key(key))
-        v = self.v_proj(k) if self.connected else self.v_proj(self.norm_value(value))
-        shape = (batch, self.num_heads, query.shape[1], key.shape[1])
+        batch = next((t.shape[0] for t in (q, k, v) if t.shape[0] != 1), 1)
+        shape = (batch, self.num_heads, q.shape[1], k.shape[1])
         mask = merge_masks(key_padding_mask, attn_mask, shape, q.dtype)
         # the mask says which queries are padding only if they are also the keys
         gate = self.state.gate
         opening = None if gate is None else gate(query, _not_padding(key_padding_mask) if itself else None)
         k, v, mask, is_causal = self._extra_patterns(k, v, mask, is_causal, query.shape[1])
-        q, k, v = (
-            t.expand(batch, -1, -1).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v)
-        )  # [B, H, L, d]
+        q, k, v = (self._in_heads(t, batch) for t in (q, k, v))
         out, weights = self.association(self.state, q, k, v, mask, is_causal, need_weights)
         out = out.transpose(1, 2)  # [B, L, H, dv]
         if opening is not None:
             out = gated(out, opening)
         return self.out_proj(out.flatten(-2)), weights
+
+    def _in_heads(self, t: Tensor, batch: int) -> Tensor:
+        """[B or 1, L, H·d] → [B, H, L, d], a view."""
+        t = t if t.shape[0] == batch else t.expand(batch, -1, -1)
+        return t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def _extra_patterns(
         self, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, queries: int

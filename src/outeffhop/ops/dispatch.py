@@ -6,6 +6,7 @@ softmax_n; ``explain`` says which backends can serve a call, and why the others 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from outeffhop._naming import known
-from outeffhop.ops import aten, eager, padded
+from outeffhop.methods import Method, Normalizer
+from outeffhop.ops import aten, clipped, eager, entmax_gpu, padded
 from outeffhop.ops.call import Call, check_sink, prepare
 from outeffhop.ops.kernels import KERNELS
 from outeffhop.ops.probe import is_probed, watch
@@ -211,11 +213,32 @@ def explain(
     sink: float | Tensor = 0.0,
     return_lse: bool = False,
     window: tuple[int | None, int | None] | None = None,
+    method: str | Method | None = None,
 ) -> Explanation:
-    """Which backends can serve ``attention`` with these arguments, and why the others cannot."""
+    """Which backends can serve ``attention`` with these arguments, and why the others cannot.
+
+    With a ``method``, which backends can serve that method in a layer or model; it takes the place of ``sink``.
+    """
+    normalizer = None if method is None else Method.parse(method).normalizer
+    if normalizer is not None:
+        sink = -math.inf if normalizer.sink is None else normalizer.sink
     call = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, sink, return_lse, window)
+    if normalizer is not None and normalizer.sink is None:
+        return _explain_other_weights(normalizer, call)
     reasons = {name: backend.why_not(call) for name, backend in BACKENDS.items()}
     return Explanation(_choose(call, "auto"), reasons)
+
+
+def _explain_other_weights(normalizer: Normalizer, call: Call) -> Explanation:
+    """For methods whose weights are not a softmax, in the order ``outeffhop.state.attend`` tries."""
+    reasons: dict[str, str | None] = {}
+    if normalizer.clipping(call.key.shape[-2]) is not None:
+        reasons["triton"] = clipped.why_not(call)
+    order = normalizer.entmax_order
+    if order is not None:
+        reasons["adasplash"] = entmax_gpu.why_not(call, order, normalizer.learns is not None)
+    reasons["eager"] = None
+    return Explanation(next(name for name, why in reasons.items() if why is None), reasons)
 
 
 def _same_tensors(call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:

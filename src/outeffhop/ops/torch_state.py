@@ -11,9 +11,18 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["below_autograd", "constant", "is_concrete", "is_exporting", "is_plain", "is_transformed", "is_watched"]
+__all__ = [
+    "below_autograd",
+    "constant",
+    "is_concrete",
+    "is_exporting",
+    "is_plain",
+    "is_transformed",
+    "is_watched",
+    "only_its_forward",
+]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -44,6 +53,12 @@ def is_plain(*tensors: Tensor) -> bool:
 def is_watched() -> bool:
     """Whether a trace or a dispatch mode sees every op."""
     return bool(torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state())
+
+
+def only_its_forward(module: nn.Module) -> bool:
+    """Whether calling the module runs the forward of its class and nothing else: no hooks, no forward of its own."""
+    hooks = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    return not (hooks or "forward" in module.__dict__ or nn.modules.module._has_any_global_hook())
 
 
 def below_autograd(op: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outeffhop.outliers.moments import BatchStats
+from outeffhop.outliers.moments import Array, BatchStats
 from outeffhop.outliers.outlier_report import Channel, Position, TensorStats
 
 __all__ = ["Mean", "TensorSums"]
@@ -21,9 +22,9 @@ class Mean:
     total: float = 0.0
     count: int = 0
 
-    def add(self, values: Tensor) -> None:
+    def add(self, values: Array) -> None:
         self.total += float(values.sum())
-        self.count += values.numel()
+        self.count += values.size
 
     def merge(self, other: Mean) -> None:
         self.total += other.total
@@ -55,22 +56,19 @@ class TensorSums:
 
     def add(self, batch: BatchStats, first_sample: int) -> None:
         self._widen(batch.width)
-        self.samples += batch.inf_norm.numel()
-        self.tokens += batch.token_inf_norm.numel()
+        self.samples += batch.inf_norm.size
+        self.tokens += batch.token_inf_norm.size
         self.values += batch.values
         self.non_finite += batch.non_finite
         self.inf_norm.add(batch.inf_norm)
         self.token_inf_norm.add(batch.token_inf_norm)
-        # A constant sample has no kurtosis and is skipped. A kurtosis that is nan because of a nan in x is not.
-        finite = batch.inf_norm.isfinite()
-        self.kurtosis.add(batch.kurtosis[~(finite & batch.kurtosis.isnan())])
-        finite = batch.token_inf_norm.isfinite()
-        self.token_kurtosis.add(batch.token_kurtosis[~(finite & batch.token_kurtosis.isnan())])
-        if batch.inf_norm.numel():
-            self.max_abs = _larger(self.max_abs, float(batch.inf_norm.amax()))
-        size = batch.outliers.abs()
-        if not size.numel():
+        self.kurtosis.add(_varying(batch.kurtosis, batch.inf_norm))
+        self.token_kurtosis.add(_varying(batch.token_kurtosis, batch.token_inf_norm))
+        if batch.inf_norm.size:
+            self.max_abs = _larger(self.max_abs, float(batch.inf_norm.max()))
+        if not batch.outliers.numel():
             return
+        size = batch.outliers.abs()
         self.outliers += size.numel()
         self.counts += torch.bincount(batch.where[2], minlength=len(self.counts))
         self.maxima.scatter_reduce_(0, batch.where[2], size, "amax")
@@ -112,8 +110,9 @@ class TensorSums:
         )
 
     def _worst_channels(self) -> list[Channel]:
-        carriers = self.counts.nonzero()[:, 0].tolist()
-        found = [Channel(i, int(self.counts[i]), float(self.maxima[i])) for i in carriers]
+        carriers = self.counts.nonzero()[:, 0]
+        listed = zip(carriers.tolist(), self.counts[carriers].tolist(), self.maxima[carriers].tolist(), strict=True)
+        found = [Channel(*channel) for channel in listed]
         return sorted(found, key=lambda c: (-c.count, -c.max_abs, c.channel))[: self.keep]
 
     def _keep(self, found: list[Position]) -> None:
@@ -122,9 +121,16 @@ class TensorSums:
 
     def _widen(self, width: int) -> None:
         """Adds channels: tensors whose last dimension is the sequence differ in width between batches."""
-        missing = max(0, width - len(self.counts))
-        self.counts = nn.functional.pad(self.counts, (0, missing))
-        self.maxima = nn.functional.pad(self.maxima, (0, missing))
+        missing = width - len(self.counts)
+        if missing > 0:
+            self.counts = nn.functional.pad(self.counts, (0, missing))
+            self.maxima = nn.functional.pad(self.maxima, (0, missing))
+
+
+def _varying(kurtosis: Array, inf_norm: Array) -> Array:
+    """Without those of constant samples or tokens, which have none. One that is nan because of a nan in x stays."""
+    absent = np.isnan(kurtosis)
+    return kurtosis[~(absent & np.isfinite(inf_norm))] if absent.any() else kurtosis
 
 
 def _known(mean: Mean) -> float:

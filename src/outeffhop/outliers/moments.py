@@ -1,7 +1,7 @@
 """Statistics of one activation tensor in one batch: inf norms, kurtosis, and the values beyond 6σ.
 
-A tensor [B, T, d] is reduced token by token while it is in the CPU cache: to sums of powers about a point near each
-token's mean, and to its extremes. Everything else follows in float64 from these [B, T] numbers. Moments of whole
+A tensor [B, T, d] is reduced to a few numbers per token, some tokens at a time: to sums of powers about a point near
+each token's mean, and to its extremes. Everything else follows in float64 from these [B, T] numbers. Moments of whole
 samples come from shifting the sums of every token to the sample's mean; padding is left out. Only tokens that contain
 a value beyond 6σ are read again.
 """
@@ -9,6 +9,7 @@ a value beyond 6σ are read again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +17,19 @@ from torch import Tensor
 
 __all__ = ["SIGMAS", "BatchStats", "Scratch", "batch_stats"]
 
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
 # An outlier is a value more than this many standard deviations away from its sample's mean.
 SIGMAS = 6.0
+# Numbers reduced together on the CPU: 2 MB of float32, so that the intermediate tensors stay in a cache of a few MB.
+_TOGETHER = 2**19
+# Distances from the centre whose fourth powers float32 can sum; further ones are measured in units of the largest.
+_NEAREST, _FURTHEST = 1e-7, 1e8
 
 
 @dataclass(frozen=True)
 class BatchStats:
-    """Statistics of one tensor in one batch. All on the CPU, float64 or int64.
+    """Statistics of one tensor in one batch, in float64. The outliers are on the CPU.
 
     Attributes:
         inf_norm: max |x| of each sample, [B].
@@ -36,10 +43,10 @@ class BatchStats:
         outliers: these values, [K].
     """
 
-    inf_norm: Tensor
-    kurtosis: Tensor
-    token_inf_norm: Tensor
-    token_kurtosis: Tensor
+    inf_norm: Array
+    kurtosis: Array
+    token_inf_norm: Array
+    token_kurtosis: Array
     values: int
     non_finite: int
     width: int
@@ -61,7 +68,7 @@ class Scratch:
         held, size = self._held, x.numel()
         if held is None or held.shape[1] < size or held.dtype != x.dtype or held.device != x.device:
             held = self._held = torch.empty(2, size, dtype=x.dtype, device=x.device)
-        first, second = held[:, :size].reshape(2, *x.shape)
+        first, second = held[:, :size].view(2, *x.shape)
         return first, second
 
 
@@ -73,46 +80,54 @@ def batch_stats(x: Tensor, counts: Tensor | None = None, scratch: Scratch | None
         counts: [B, T], bool: False leaves a token out (padding). Samples without any token are left out.
         scratch: memory to reuse between calls.
     """
-    width = x.shape[-1]
+    b, t, width = x.shape
     # numpy from here on: for arrays this small, calls into torch would take longer than the computation
-    keep = np.ones(x.shape[:2], dtype=bool) if counts is None else counts.cpu().numpy()
-    sums = np.where(keep, _token_sums(x, scratch or Scratch()).numpy(), 0.0)  # [7, B, T]
+    sums = _token_sums(x, scratch or Scratch()).numpy().reshape(7, b, t)
+    keep = None if counts is None else counts.cpu().numpy()
+    if keep is not None:  # padding contributes nothing to any sum, also where it holds nan
+        sums = np.where(keep, sums, 0.0)
     centre, s1, s2, s3, s4, low, high = sums
     size = np.maximum(np.abs(high), np.abs(low))  # propagates nan
-    samples = keep.any(1)
     with np.errstate(all="ignore"):  # nan and inf in the data are passed on and reported
+        number = width * (np.full(b, t) if keep is None else np.maximum(keep.sum(1), 1))  # [B]
+        mean = (width * centre + s1).sum(1) / number
         # about the sample's mean: Σ(x − μ)⁴ = Σ over tokens of Σ(c + δ)⁴, c = x − centre, δ = centre − μ
-        number = np.maximum(width * keep.sum(1), 1).astype(np.float64)
-        mean = np.where(keep, width * centre + s1, 0.0).sum(1) / number
         delta = centre - mean[:, None]
-        delta2 = delta * delta
-        m2 = np.where(keep, s2 + 2 * delta * s1 + width * delta2, 0.0).sum(1) / number
-        fourth = s4 + 4 * delta * s3 + 6 * delta2 * s2 + 4 * delta * delta2 * s1 + width * delta2 * delta2
-        m4 = np.where(keep, fourth, 0.0).sum(1) / number
-        constant = np.where(keep, high, -np.inf).max(1) == np.where(keep, low, np.inf).min(1)
-        kurtosis = np.where(constant, np.nan, m4 / (m2 * m2))
+        if keep is not None:
+            delta[~keep] = 0.0
+        weight = width if keep is None else width * keep
+        m2 = ((weight * delta + 2 * s1) * delta + s2).sum(1) / number
+        m4 = ((((weight * delta + 4 * s1) * delta + 6 * s2) * delta + 4 * s3) * delta + s4).sum(1) / number
+        kurtosis = m4 / (m2 * m2)
 
-        # about the token's own mean
-        e, t2, t3, t4 = s1 / width, s2 / width, s3 / width, s4 / width
+        # about the token's own mean, which is −e away from the centre
+        e, t2 = s1 / -width, s2 / width
         e2 = e * e
         variance = t2 - e2
-        token = (t4 - 4 * e * t3 + 6 * e2 * t2 - 3 * e2 * e2) / (variance * variance)
-        token = np.where(high == low, np.nan, token)
+        token = (((6 * t2 - 3 * e2) * e + s3 * (4 / width)) * e + s4 / width) / (variance * variance)
 
         distance = SIGMAS * np.sqrt(m2)
-        far = (high - mean[:, None] > distance[:, None]) | (mean[:, None] - low > distance[:, None])
+        lower, upper = mean - distance, mean + distance  # [B]
+        far = (high > upper[:, None]) | (low < lower[:, None])
+    flat = high == low
+    if flat.any():
+        token[flat] = np.nan
+        top, bottom = (high, low) if keep is None else (np.where(keep, high, -np.inf), np.where(keep, low, np.inf))
+        kurtosis[top.max(1) == bottom.min(1)] = np.nan
+    if keep is not None:
+        far &= keep
+        samples = keep.any(1)
     non_finite = 0
     if not np.isfinite(size).all():
         bad = ~x.isfinite()
         non_finite = int((bad if counts is None else bad & counts.to(x.device)[..., None]).sum())
-    reach = keep & far
-    where, outliers = _beyond(x, *(torch.from_numpy(t) for t in (reach, mean, distance)))
+    where, outliers = _beyond(x, far, lower, upper)
     return BatchStats(
-        inf_norm=torch.from_numpy(size.max(1)[samples]),
-        kurtosis=torch.from_numpy(kurtosis[samples]),
-        token_inf_norm=torch.from_numpy(size[keep]),
-        token_kurtosis=torch.from_numpy(token[keep]),
-        values=width * int(keep.sum()),
+        inf_norm=size.max(1) if keep is None else size.max(1)[samples],
+        kurtosis=kurtosis if keep is None else kurtosis[samples],
+        token_inf_norm=size.reshape(-1) if keep is None else size[keep],
+        token_kurtosis=token.reshape(-1) if keep is None else token[keep],
+        values=width * (b * t if keep is None else int(keep.sum())),
         non_finite=non_finite,
         width=width,
         where=where,
@@ -121,28 +136,69 @@ def batch_stats(x: Tensor, counts: Tensor | None = None, scratch: Scratch | None
 
 
 def _token_sums(x: Tensor, scratch: Scratch) -> Tensor:
-    """For each token: a point near its mean, Σc, Σc², Σc³, Σc⁴ about it, min and max.  [7, B, T], float64, CPU"""
-    if x.dtype != torch.float64:
-        x = x.float()
-    high, low, centre = x.amax(-1), x.amin(-1), x.mean(-1)
-    # in units of the largest distance: the fourth power of a float32 overflows at 10⁹ and vanishes at 10⁻⁹
-    unit = torch.maximum(high - centre, centre - low)
-    unit = torch.where(unit == 0, 1.0, unit)
-    c, square = scratch.two_like(x)
-    torch.sub(x, centre[..., None], out=c).div_(unit[..., None])
-    torch.mul(c, c, out=square)
-    sums = [c.sum(-1), square.sum(-1), torch.linalg.vecdot(square, c), torch.linalg.vecdot(square, square)]
-    small = torch.stack([centre, *sums, low, high, unit]).cpu().double()
-    small[1:5] *= small[7] ** torch.arange(1, 5)[:, None, None]
+    """For each token: a point near its mean, Σc, Σc², Σc³, Σc⁴ about it, min and max.  [7, B·T], float64, CPU"""
+    rows = x.detach().flatten(0, 1)  # [B·T, d]
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    sums = torch.empty(8, len(rows), dtype=dtype, device=x.device)
+    step = max(1, _TOGETHER // x.shape[-1]) if x.device.type == "cpu" else len(rows)
+    for part, found in zip(rows.split(step), sums.split(step, 1), strict=True):
+        _reduce(part.to(dtype), found, scratch)
+    small = sums.cpu().double()
+    unit = small[7]
+    if (unit != 1).any():
+        small[1:5] *= unit ** torch.arange(1, 5)[:, None]
     return small[:7]
 
 
-def _beyond(x: Tensor, reach: Tensor, mean: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
-    """Where x is more than ``distance`` away from ``mean``, both per sample, among the tokens in ``reach``."""
-    samples, tokens = reach.nonzero(as_tuple=True)
+def _reduce(x: Tensor, out: Tensor, scratch: Scratch) -> None:
+    """The sums of rows [N, d] about their centre, in units of ``out[7]``, into ``out`` [8, N]."""
+    centre, s1, s2, s3, s4, low, high, unit = out
+    torch.amax(x, -1, out=high)
+    torch.amin(x, -1, out=low)
+    torch.mean(x, -1, out=centre)
+    c, power = scratch.two_like(x)
+    torch.sub(x, centre[:, None], out=c)
+    furthest = torch.maximum(high - centre, centre - low)
+    unit.fill_(1)
+    if _needs_units(furthest):
+        sums_well = (furthest <= _FURTHEST) & (furthest >= _NEAREST)
+        unit.copy_(furthest.masked_fill(sums_well | (furthest == 0), 1))
+        c.div_(unit[:, None])
+    torch.sum(c, -1, out=s1)
+    torch.mul(c, c, out=power)
+    torch.sum(power, -1, out=s2)
+    torch.linalg.vector_norm(power, 2, -1, out=s4).square_()
+    torch.sum(c.mul_(power), -1, out=s3)
+
+
+def _needs_units(furthest: Tensor) -> bool:
+    """Whether a row lies too near its centre or too far from it. A GPU would have to wait for the answer: yes there."""
+    if furthest.device.type != "cpu":
+        return True
+    least, most = furthest.aminmax()
+    return not (float(least) >= _NEAREST and float(most) <= _FURTHEST)
+
+
+def _beyond(x: Tensor, far: Any, lower: Array, upper: Array) -> tuple[Tensor, Tensor]:
+    """Where x is below ``lower`` or above ``upper``, both per sample, among the tokens in ``far``."""
+    samples, tokens = map(torch.from_numpy, far.nonzero())
+    if not len(samples):
+        return torch.empty(3, 0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
     # on x's device until the end: heavy tails select many rows that contain few outliers
-    at, mean, distance = (t.to(x.device) for t in (samples, mean, distance))
-    rows = x[at, tokens.to(x.device)].double()  # [R, d]
-    row, channel = ((rows - mean[at, None]).abs() > distance[at, None]).nonzero(as_tuple=True)
-    values, row, channel = (t.cpu() for t in (rows[row, channel], row, channel))
+    at = samples.to(x.device)
+    rows = x.detach()[at, tokens.to(x.device)]  # [R, d]
+    rows = rows if rows.dtype == torch.float64 else rows.float()
+    if rows.dtype == torch.float32:
+        lower, upper = -_rounded_down(-lower), _rounded_down(upper)
+    least, most = (torch.from_numpy(bound).to(rows)[at, None] for bound in (lower, upper))  # [R, 1]
+    row, channel = ((rows < least) | (rows > most)).nonzero(as_tuple=True)
+    values, row, channel = (found.cpu() for found in (rows[row, channel].double(), row, channel))
     return torch.stack([samples[row], tokens[row], channel]), values
+
+
+def _rounded_down(bound: Array) -> Array:
+    """The largest float32 that is not above: for a float32 x it decides ``x > bound`` as the bound itself does."""
+    with np.errstate(over="ignore"):
+        nearest = bound.astype(np.float32)
+    above = nearest.astype(np.float64) > bound
+    return np.where(above, np.nextafter(nearest, np.float32(-np.inf)), nearest).astype(np.float64)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from torch import Tensor
 
 from outeffhop.methods import Normalizer
-from outeffhop.ops import attention, attention_varlen, clipped
+from outeffhop.ops import attention, attention_varlen, clipped, entmax_gpu
 from outeffhop.ops.call import prepare
 from outeffhop.ops.eager import eager_attention
 from outeffhop.ops.window import Packed
@@ -62,6 +63,11 @@ def attend(
         call = prepare(query, key, value, mask, dropout_p, is_causal, scale, True, log_n, False, window, packed)
         if clipped.why_not(call) is None:
             return clipped.attend(call, gamma, zeta), None
+    order = normalizer.entmax_order if query.is_cuda and not need_weights and learned is None else None
+    if order is not None:
+        call = prepare(query, key, value, mask, dropout_p, is_causal, scale, True, -math.inf, False, window, packed)
+        if entmax_gpu.why_not(call, order) is None:
+            return entmax_gpu.attend(call, order), None
     weigh = partial(normalizer, learned=learned)
     out, weights = eager_attention(
         query, key, value, weigh, mask, dropout_p, is_causal, scale, enable_gqa=True, window=window, packed=packed
