@@ -14,6 +14,7 @@ import outeffhop
 from outeffhop import outliers
 from outeffhop.models import presets
 from outeffhop.models.inspection import inspecting
+from outeffhop.outliers import heads as head_measures
 from outeffhop.outliers.tensors import pick
 from outeffhop.quantization import Calibration, freeze, simulate
 
@@ -207,6 +208,15 @@ def test_heads_against_the_weights_themselves(name, method):
         assert report.no_op == pytest.approx(0.0, abs=1e-9)
     elif "outeffhop" in method:
         assert report.no_op > 0.01
+
+
+@pytest.mark.parametrize("method", ["outeffhop", "clipped"])  # by the log-sum-exp, and by the weights
+def test_heads_of_long_inputs_are_measured_in_parts(method, monkeypatch):
+    model, inputs = model_of("opt", method).double(), inputs_of("opt")
+    whole = outliers.measure(model, [inputs], special_ids=[2])
+    monkeypatch.setattr(head_measures, "_AT_A_TIME", 1)
+    monkeypatch.setattr(head_measures, "_QUERIES", 4)
+    same(outliers.measure(model, [inputs], special_ids=[2]), whole)
 
 
 def hooks_of(model):

@@ -104,6 +104,22 @@ def test_a_gaussian_has_log_7_4():
     assert log_tail(torch.randn(4, 256, 256)).item() == pytest.approx(math.log(3 * (math.pi / 2) ** 2), abs=0.01)
 
 
+def test_what_is_free():
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 64, dtype=torch.float64)
+    x[0, 0, 0], x[1, 0, 0] = 14.0, 1e3  # far enough out that both samples cost
+    torch.testing.assert_close(excess_range(x), plain_range(x, free=5.0))
+    assert excess_range(x[:1]) > 0
+
+
+@pytest.mark.parametrize("function", [log_kurtosis, log_tail])
+def test_a_gradient_of_the_gradient_is_refused_since_it_would_be_wrong(function):
+    x = torch.randn(2, 5, 3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(function(x), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        gradient.sum().backward()
+
+
 def test_a_gaussian_is_free_and_one_value_in_300_000_is_not():
     torch.manual_seed(0)
     x = torch.randn(1, 512, 586)
