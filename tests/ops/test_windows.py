@@ -7,8 +7,11 @@ import torch
 from measuring import largest_allocation
 from reference import DEVICES, reference
 
+from outeffhop import functional
 from outeffhop.ops import attention, attention_varlen, kernels
+from outeffhop.ops.eager import eager_attention
 from outeffhop.ops.kernels import KERNELS, Options, Saved
+from outeffhop.ops.probe import watching
 from outeffhop.ops.window import Packed
 
 LENGTHS = [(5, 5), (0, 3), (1, 1), (4, 0), (70, 70), (3, 9), (9, 4), (0, 0)]  # queries and keys of each sequence
@@ -53,6 +56,23 @@ BANDS = [
     {"window": (0, 0)},
     {"window": (None, 2)},
 ]
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+def test_a_watch_sees_windows_as_a_mask(band):
+    """And so does attention with any function of the scores."""
+    query, key, value = (torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    seen = []
+    with watching(lambda call, lse, weights: seen.append(call)):
+        found = attention(query, key, value, **band)
+        by_scores, weights = eager_attention(query, key, value, functional.softmax1, **band)
+    torch.testing.assert_close(found, attention(query, key, value, **band))
+    torch.testing.assert_close(by_scores, found)
+    for call in seen:
+        assert call.window is None
+        told = attention(query, key, value, call.mask, is_causal=call.is_causal)
+        torch.testing.assert_close(told, found)
+    torch.testing.assert_close(weights @ value, found)
 
 
 @pytest.mark.parametrize("band", BANDS, ids=str)
