@@ -86,6 +86,25 @@ def test_vit_has_the_papers_size():
     assert gated - total == 12 * 6 * (64 + 1)
 
 
+@pytest.mark.parametrize(
+    ("model", "size", "layers", "heads", "parameters"),
+    [
+        ("bert", "tiny", 4, 4, 958_848),
+        ("bert", "small", 6, 8, 23_448_064),
+        ("opt", "tiny", 4, 4, 941_056),
+        ("opt", "small", 6, 8, 23_372_800),
+        ("vit", "tiny", 4, 4, 201_418),
+        ("vit", "small", 8, 8, 6_344_458),
+        ("stanhop", "tiny", 18, 4, 131_122),
+        ("stanhop", "small", 25, 4, 706_904),
+    ],
+)
+def test_the_sizes_that_results_were_measured_with(model, size, layers, heads, parameters):
+    with torch.device("meta"):
+        found = model_summary(presets.build(model, size, "vanilla"))
+    assert (found.layers, set(found.heads), found.parameters) == (layers, {heads}, parameters)
+
+
 def test_the_papers_parameters_are_asked_for():
     assert str(presets.paper_method("opt", "clipped")) == "clipped(alpha=12)"
     assert str(presets.paper_method("stanhop", "clipped")) == "clipped(gamma=-0.1, zeta=1.1)"

@@ -12,7 +12,7 @@ from outeffhop.ops import attention, attention_varlen, kernels
 from outeffhop.ops.eager import eager_attention
 from outeffhop.ops.kernels import KERNELS, Options, Saved
 from outeffhop.ops.probe import watching
-from outeffhop.ops.window import Packed
+from outeffhop.ops.window import Packed, rows_without_keys, visible
 
 LENGTHS = [(5, 5), (0, 3), (1, 1), (4, 0), (70, 70), (3, 9), (9, 4), (0, 0)]  # queries and keys of each sequence
 
@@ -56,6 +56,17 @@ BANDS = [
     {"window": (0, 0)},
     {"window": (None, 2)},
 ]
+
+
+@pytest.mark.parametrize("window", [None, (-1, -1), (0, 0), (1, 0), (0, -1), (-1, 0), (2, 3)])
+@pytest.mark.parametrize("queries", [1, 4, 9])
+@pytest.mark.parametrize("keys", [1, 4, 9])
+def test_queries_without_keys_are_those_that_see_none(window, queries, keys):
+    for is_causal in (False, True) if window is None else (False,):
+        place = (queries, keys, is_causal, window, None, torch.device("cpu"))
+        seen = visible(*place)
+        expected = torch.zeros(queries, dtype=torch.bool) if seen is None else ~seen.any(-1)
+        assert torch.equal(rows_without_keys(*place), expected)
 
 
 @pytest.mark.parametrize("band", BANDS, ids=str)
