@@ -82,6 +82,27 @@ def test_explain_says_who_serves_and_why_not():
     assert explain(Q, Q, Q, dropout_p=0.1, return_lse=True).chosen == "eager"
 
 
+@pytest.mark.parametrize(
+    ("queries", "keys", "arguments"),
+    [
+        (5, 3, dict(is_causal=True)),
+        (3, 5, dict(is_causal=True)),
+        (5, 1, {}),
+        (5, 5, dict(enable_gqa=True)),
+        (5, 3, dict(attn_mask=torch.zeros(3))),
+        (5, 3, dict(attn_mask=torch.ones(5, 1) > 0, is_causal=True)),
+        (5, 3, dict(window=(1, 2))),
+        (3, 5, dict(window=(2, -1), is_causal=True, enable_gqa=True)),
+    ],
+)
+def test_the_cpu_kernels_serve_all_shapes_and_masks(queries, keys, arguments):
+    query, key = torch.randn(2, 4, queries, 300), torch.randn(2, 2 if "enable_gqa" in arguments else 4, keys, 300)
+    kernel = "cpu_window" if "window" in arguments else "cpu"
+    assert explain(query, key, key, **arguments).chosen == kernel
+    found = attention(query, key, key, **arguments, backend=kernel)
+    torch.testing.assert_close(found, attention(query, key, key, **arguments, backend="eager"))
+
+
 def test_a_scalar_tensor_is_a_sink_for_all_heads():
     sink = torch.tensor(0.3, requires_grad=True)
     out = attention(Q, Q, Q, sink=sink)
