@@ -17,6 +17,7 @@ Q = torch.randn(2, 4, 5, 8)
     ("arguments", "error", "words"),
     [
         (dict(query=Q, key=Q[..., :4], value=Q), ValueError, ["size 8", "key 4"]),
+        (dict(query=Q[..., :4], key=Q, value=Q), ValueError, ["size 4", "key 8"]),
         (dict(query=Q, key=Q, value=Q[:, :, :3]), ValueError, ["key has shape (2, 4, 5, 8)", "value (2, 4, 3, 8)"]),
         (dict(query=Q, key=Q[:1], value=Q[:1]), ValueError, ["batch shape (2,)", "(1,)", "expand"]),
         (dict(query=Q, key=Q[:, :2], value=Q[:, :2]), ValueError, ["4 heads", "key 2", "enable_gqa=True"]),
@@ -101,6 +102,14 @@ def test_the_cpu_kernels_serve_all_shapes_and_masks(queries, keys, arguments):
     assert explain(query, key, key, **arguments).chosen == kernel
     found = attention(query, key, key, **arguments, backend=kernel)
     torch.testing.assert_close(found, attention(query, key, key, **arguments, backend="eager"))
+
+
+@pytest.mark.parametrize("strided", ["query", "key", "value"])
+def test_rows_whose_numbers_lie_apart(strided):
+    dense = {name: torch.randn(2, 4, 5, 8) for name in ("query", "key", "value")}
+    apart = dense | {strided: dense[strided].mT.contiguous().mT}
+    assert apart[strided].stride(-1) != 1
+    torch.testing.assert_close(attention(**apart, backend="cpu"), attention(**dense, backend="cpu"))
 
 
 def test_a_scalar_tensor_is_a_sink_for_all_heads():
