@@ -343,6 +343,20 @@ def test_a_window_compiles_as_one_graph():
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("band", [{}, {"window": (2, 3)}, {"is_causal": True}], ids=str)
+def test_a_packed_batch_compiles_as_one_graph(band):
+    torch._dynamo.reset()
+    *tensors, sink = _batch(LENGTHS)
+
+    def function(*tensors):
+        return attention_varlen(*tensors, *_cu(LENGTHS), 70, 70, enable_gqa=True, sink=sink, **band)
+
+    found, expected = torch.compile(function, fullgraph=True, backend="aot_eager")(*tensors), function(*tensors)
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(*(torch.autograd.grad(o.square().sum(), tensors) for o in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_memory_is_linear():
     """No allocation of a call is as large as the pairs of queries and keys are; a mask of them all would be."""
     length = 2048
