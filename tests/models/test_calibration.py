@@ -162,6 +162,12 @@ def test_padding_does_not_count():
         torch.testing.assert_close(state_of(one).sink, state_of(other).sink, rtol=1e-3, atol=1e-3)
 
 
+def test_batches_of_padding_alone_are_refused():
+    batch = {"input_ids": torch.ones(2, 5, dtype=torch.long), "attention_mask": torch.zeros(2, 5, dtype=torch.long)}
+    with pytest.raises(ValueError, match="calibrate has no queries: every token is padding"):
+        convert(plain("bert"), "outeffhop", calibrate=[batch])
+
+
 def test_the_sink_of_a_share_solves_its_equation():
     torch.manual_seed(0)
     lse = torch.randn(3, 500) * torch.tensor([[0.1], [5.0], [40.0]]) + torch.tensor([[-100.0], [0.0], [60.0]])

@@ -131,6 +131,15 @@ def test_errors(arguments, words):
         presets.build(*arguments)
 
 
+@pytest.mark.parametrize(
+    "change", [{"num_attention_heads": 0}, {"hidden_size": -4}, {"hidden_act": "no"}, {"pad_token_id": 99_999}]
+)
+def test_changes_that_transformers_cannot_build_are_named(change):
+    name, value = next(iter(change.items()))
+    with pytest.raises(ValueError, match=f"bert cannot be built with {name}={value!r}: ."):
+        presets.build("bert", "tiny", **change)
+
+
 def test_a_change_of_no_field_is_refused():
     with pytest.raises(ValueError, match="hiden_size=64 is not a field of BertConfig; did you mean 'hidden_size'"):
         presets.build("bert", "tiny", hiden_size=64)
