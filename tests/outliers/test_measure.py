@@ -159,8 +159,8 @@ def test_a_planted_outlier_is_found_by_name_and_channel(name):
     assert report.max_inf_norm > 400
 
 
-# not BERT on the left: it counts positions from there, padding included
-@pytest.mark.parametrize(("name", "side"), [("bert", "right"), ("llama", "right"), ("llama", "left")])
+# not BERT on the left: it counts positions from there, padding included; OPT's MLPs take [B·T, d]
+@pytest.mark.parametrize(("name", "side"), [("bert", "right"), ("llama", "right"), ("llama", "left"), ("opt", "right")])
 def test_padding_does_not_count(name, side):
     model = model_of(name).double()
     ids = inputs_of(name, 3)["input_ids"]
