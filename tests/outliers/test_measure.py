@@ -219,6 +219,23 @@ def test_heads_of_long_inputs_are_measured_in_parts(method, monkeypatch):
     same(outliers.measure(model, [inputs], special_ids=[2]), whole)
 
 
+def test_no_probability_exceeds_one():
+    """The fused logsumexp and the scores computed here round differently."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(33, 33)
+
+        def forward(self, x):
+            return self.linear(outeffhop.attention(x, x, x, sink=-math.inf))
+
+    x = 10 * torch.randn(1, 64, 1, 33, generator=torch.Generator().manual_seed(0))
+    (heads,) = outliers.measure(Attention(), [{"x": x}], "all").attention
+    assert max(heads.max_probability) <= 1.0
+    assert min(heads.max_probability) == pytest.approx(1.0, abs=1e-3)
+
+
 def hooks_of(model):
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 

@@ -309,6 +309,22 @@ def test_parts_of_a_step_add_up_to_the_whole(model):
     torch.testing.assert_close(parts, whole)
 
 
+def test_of_several_tensors_the_first_counts():
+    class Pair(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), torch.ones(3, 5, 7)
+
+    class Model(nn.Sequential):
+        def forward(self, x):
+            return {"loss": self[0](x)[0].sum()}
+
+    torch.manual_seed(0)
+    model, x = Model(Pair(4, 7)).train(), torch.randn(3, 5, 4)
+    penalty = OutlierPenalty(model, 0.5, tensors=["0"])
+    model(x)
+    assert penalty.value == pytest.approx(plain_tail(model[0](x)[0]).item(), rel=1e-5)
+
+
 def test_padding_is_left_out():
     torch.manual_seed(0)
     config = BertConfig(
