@@ -409,22 +409,23 @@ def test_more_wrong_calls():
 
 
 @pytest.mark.parametrize("given", ["labels", "decoder_attention_mask"])
-def test_padding_of_an_encoder_and_of_a_decoder(given):
+@pytest.mark.parametrize("length", [6, 5])
+def test_padding_of_an_encoder_and_of_a_decoder(given, length):
     """A padded batch is measured as its samples are alone."""
     sizes = dict(d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2)
     more = dict(encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=20, max_position_embeddings=16)
     torch.manual_seed(0)
     model = BartForConditionalGeneration(BartConfig(**sizes, **more)).eval()
     random = torch.Generator().manual_seed(0)
-    # the encoder's padding would fit the decoder's tensors
-    ids, targets = (torch.randint(4, 20, (2, 6), generator=random) for _ in range(2))
+    # with length 6 the encoder's padding would fit the decoder's tensors
+    ids, targets = (torch.randint(4, 20, (2, n), generator=random) for n in (6, length))
     padded = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     padded["attention_mask"][1, 4:] = 0
     if given == "labels":
         padded["labels"] = targets.clone()
         padded["labels"][0, 3:] = -100
     else:
-        padded |= {"decoder_input_ids": targets, "decoder_attention_mask": torch.ones_like(ids)}
+        padded |= {"decoder_input_ids": targets, "decoder_attention_mask": torch.ones_like(targets)}
         padded["decoder_attention_mask"][0, 3:] = 0
     name = "labels" if given == "labels" else "decoder_input_ids"
     alone = [{"input_ids": ids[:1], name: targets[:1, :3]}, {"input_ids": ids[1:, :4], name: targets[1:]}]
@@ -433,7 +434,7 @@ def test_padding_of_an_encoder_and_of_a_decoder(given):
     for t, a in zip(together.tensors, apart.tensors, strict=True):
         assert (t.name, t.tokens) == (a.name, a.tokens)
         reads_encoder = "encoder.layers" in t.name or t.name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj"))
-        assert t.tokens == (10 if reads_encoder else 9)
+        assert t.tokens == (10 if reads_encoder else 3 + length)
         assert t.max_abs == pytest.approx(a.max_abs, rel=1e-5)
         assert t.kurtosis == pytest.approx(a.kurtosis, rel=1e-4)
     for t, a in zip(together.attention, apart.attention, strict=True):
