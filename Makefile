@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-slow tiny wheel test-versions coverage fuzz kills lint format docs bench matrix clean
+.PHONY: help setup demo test test-slow tiny wheel test-versions coverage fuzz kills mutation lint format docs bench matrix clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,10 @@ fuzz: setup ## the fuzz tests with twenty times as many cases
 
 kills: setup ## kill commands at a hundred random moments, and compare their end with an undisturbed one
 	$(BIN)/python tools/kills.py
+
+mutation: setup ## how many faults in the source the tests notice; takes hours, resumes; writes benchmarks/results/
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,mutation]'
+	$(BIN)/python tools/mutation.py --workers 2
 
 test-slow: setup ## the long checks, some on a real checkpoint; more with OUTEFFHOP_DATA=folder
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,checkpoint]'

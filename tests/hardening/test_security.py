@@ -360,12 +360,15 @@ class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.shape, self.words = [], []
+        self.broken = False
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag, attrs):
         if tag == "wbr":  # where a long name may be broken, which depends on its letters
+            self.broken = True
             return
+        self.broken = False
         self.shape.append((tag, [name for name, _ in attrs]))
         self.words += [value for _, value in attrs if value]
 
@@ -373,8 +376,11 @@ class Page(HTMLParser):
         self.shape.append(f"/{tag}")
 
     def handle_data(self, data):
-        if data.strip():
+        if self.broken:
+            self.words[-1] += data
+        elif data.strip():
             self.words.append(data)
+        self.broken = False
 
     def handle_comment(self, data):
         self.shape.append("comment")

@@ -119,6 +119,21 @@ def test_qk_norm_starts_from_the_lengths_of_queries_and_keys(method, caplog):
     assert not torch.allclose(factors, torch.ones(4), atol=0.1)
 
 
+@pytest.mark.parametrize("name", ["opt", "llama"])
+def test_qk_norm_starts_from_the_mean_sizes_of_queries_and_keys(name):
+    """Normalized ones have the size 1, so the factor is the product of the sizes before."""
+    model, batch = plain(name), inputs(name)
+    seen = {}
+    attention = next(iter(attention_modules(model).values()))
+    for part in ("q_proj", "k_proj"):
+        getattr(attention, part).register_forward_hook(lambda _, args, out, part=part: seen.update({part: out}))
+    run(model, name)
+    q, k = (seen[part].unflatten(-1, (-1, attention.head_dim)).square().mean(-1).sqrt().mean((0, 1)) for part in seen)
+    convert(model, "vanilla(qk_norm=rms)", calibrate=[batch, batch])
+    factors = state_of(next(iter(attention_modules(model).values()))).qk_norm.query.weight
+    torch.testing.assert_close(factors, q * k.repeat_interleave(len(q) // len(k)), rtol=1e-4, atol=0)
+
+
 def test_a_calibrated_model_is_saved_and_moved_to_the_method(tmp_path):
     model, batch = trained("opt"), inputs("opt")
     target = run(convert(copy.deepcopy(model), "gated-outeffhop"), "opt")
@@ -145,6 +160,12 @@ def test_padding_does_not_count():
     convert(model, "outeffhop", calibrate=[padded])
     for one, other in zip(attention_modules(alone).values(), attention_modules(model).values(), strict=True):
         torch.testing.assert_close(state_of(one).sink, state_of(other).sink, rtol=1e-3, atol=1e-3)
+
+
+def test_batches_of_padding_alone_are_refused():
+    batch = {"input_ids": torch.ones(2, 5, dtype=torch.long), "attention_mask": torch.zeros(2, 5, dtype=torch.long)}
+    with pytest.raises(ValueError, match="calibrate has no queries: every token is padding"):
+        convert(plain("bert"), "outeffhop", calibrate=[batch])
 
 
 def test_the_sink_of_a_share_solves_its_equation():

@@ -45,6 +45,20 @@ def test_methods_models_of_ours_and_base_models(tmp_path):
     assert type(load_checkpoint(tmp_path / "base")) is BertModel
 
 
+def test_attention_of_another_model_is_saved_if_its_method_can_be(tmp_path):
+    config, auto = tiny.MODELS["llama"]
+    llama, opt = auto.from_config(config()), auto.from_config(tiny.config("opt"))
+    llama.model.layers[0].self_attn = opt.model.decoder.layers[0].self_attn
+    llama.save_pretrained(tmp_path / "softmax")
+    outeffhop.convert(opt, "outeffhop")
+    with pytest.raises(ValueError, match=r"layers\.0\.self_attn has outeffhop, but its OPTConfig is not part of"):
+        llama.save_pretrained(tmp_path / "lost")
+    model, gated = bert(), outeffhop.convert(bert(), "gated-outeffhop")
+    model.bert.encoder.layer[1] = gated.bert.encoder.layer[1]
+    with pytest.raises(ValueError, match=r"has softmax and .* has gated-outeffhop, but both .* one BertConfig"):
+        model.save_pretrained(tmp_path / "both")
+
+
 def test_shards(tmp_path):
     bert().save_pretrained(tmp_path, max_shard_size="20KB")
     assert not (tmp_path / "model.safetensors").exists()

@@ -86,6 +86,25 @@ def test_vit_has_the_papers_size():
     assert gated - total == 12 * 6 * (64 + 1)
 
 
+@pytest.mark.parametrize(
+    ("model", "size", "layers", "heads", "parameters"),
+    [
+        ("bert", "tiny", 4, 4, 958_848),
+        ("bert", "small", 6, 8, 23_448_064),
+        ("opt", "tiny", 4, 4, 941_056),
+        ("opt", "small", 6, 8, 23_372_800),
+        ("vit", "tiny", 4, 4, 201_418),
+        ("vit", "small", 8, 8, 6_344_458),
+        ("stanhop", "tiny", 18, 4, 131_122),
+        ("stanhop", "small", 25, 4, 706_904),
+    ],
+)
+def test_the_sizes_that_results_were_measured_with(model, size, layers, heads, parameters):
+    with torch.device("meta"):
+        found = model_summary(presets.build(model, size, "vanilla"))
+    assert (found.layers, set(found.heads), found.parameters) == (layers, {heads}, parameters)
+
+
 def test_the_papers_parameters_are_asked_for():
     assert str(presets.paper_method("opt", "clipped")) == "clipped(alpha=12)"
     assert str(presets.paper_method("stanhop", "clipped")) == "clipped(gamma=-0.1, zeta=1.1)"
@@ -110,6 +129,15 @@ def test_a_name_means_its_defaults(model, method):
 def test_errors(arguments, words):
     with pytest.raises(ValueError, match=words):
         presets.build(*arguments)
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_attention_heads": 0}, {"hidden_size": -4}, {"hidden_act": "no"}, {"pad_token_id": 99_999}]
+)
+def test_changes_that_transformers_cannot_build_are_named(change):
+    name, value = next(iter(change.items()))
+    with pytest.raises(ValueError, match=f"bert cannot be built with {name}={value!r}: ."):
+        presets.build("bert", "tiny", **change)
 
 
 def test_a_change_of_no_field_is_refused():

@@ -17,6 +17,7 @@ Q = torch.randn(2, 4, 5, 8)
     ("arguments", "error", "words"),
     [
         (dict(query=Q, key=Q[..., :4], value=Q), ValueError, ["size 8", "key 4"]),
+        (dict(query=Q[..., :4], key=Q, value=Q), ValueError, ["size 4", "key 8"]),
         (dict(query=Q, key=Q, value=Q[:, :, :3]), ValueError, ["key has shape (2, 4, 5, 8)", "value (2, 4, 3, 8)"]),
         (dict(query=Q, key=Q[:1], value=Q[:1]), ValueError, ["batch shape (2,)", "(1,)", "expand"]),
         (dict(query=Q, key=Q[:, :2], value=Q[:, :2]), ValueError, ["4 heads", "key 2", "enable_gqa=True"]),
@@ -80,6 +81,35 @@ def test_explain_says_who_serves_and_why_not():
     assert "chosen" in str(explanation)
     assert explain(Q, Q, Q, dropout_p=0.1).chosen != "cpu"
     assert explain(Q, Q, Q, dropout_p=0.1, return_lse=True).chosen == "eager"
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "arguments"),
+    [
+        (5, 3, dict(is_causal=True)),
+        (3, 5, dict(is_causal=True)),
+        (5, 1, {}),
+        (5, 5, dict(enable_gqa=True)),
+        (5, 3, dict(attn_mask=torch.zeros(3))),
+        (5, 3, dict(attn_mask=torch.ones(5, 1) > 0, is_causal=True)),
+        (5, 3, dict(window=(1, 2))),
+        (3, 5, dict(window=(2, -1), is_causal=True, enable_gqa=True)),
+    ],
+)
+def test_the_cpu_kernels_serve_all_shapes_and_masks(queries, keys, arguments):
+    query, key = torch.randn(2, 4, queries, 300), torch.randn(2, 2 if "enable_gqa" in arguments else 4, keys, 300)
+    kernel = "cpu_window" if "window" in arguments else "cpu"
+    assert explain(query, key, key, **arguments).chosen == kernel
+    found = attention(query, key, key, **arguments, backend=kernel)
+    torch.testing.assert_close(found, attention(query, key, key, **arguments, backend="eager"))
+
+
+@pytest.mark.parametrize("strided", ["query", "key", "value"])
+def test_rows_whose_numbers_lie_apart(strided):
+    dense = {name: torch.randn(2, 4, 5, 8) for name in ("query", "key", "value")}
+    apart = dense | {strided: dense[strided].mT.contiguous().mT}
+    assert apart[strided].stride(-1) != 1
+    torch.testing.assert_close(attention(**apart, backend="cpu"), attention(**dense, backend="cpu"))
 
 
 def test_a_scalar_tensor_is_a_sink_for_all_heads():

@@ -7,9 +7,12 @@ import torch
 from measuring import largest_allocation
 from reference import DEVICES, reference
 
+from outeffhop import functional
 from outeffhop.ops import attention, attention_varlen, kernels
+from outeffhop.ops.eager import eager_attention
 from outeffhop.ops.kernels import KERNELS, Options, Saved
-from outeffhop.ops.window import Packed
+from outeffhop.ops.probe import watching
+from outeffhop.ops.window import Packed, rows_without_keys, visible
 
 LENGTHS = [(5, 5), (0, 3), (1, 1), (4, 0), (70, 70), (3, 9), (9, 4), (0, 0)]  # queries and keys of each sequence
 
@@ -53,6 +56,34 @@ BANDS = [
     {"window": (0, 0)},
     {"window": (None, 2)},
 ]
+
+
+@pytest.mark.parametrize("window", [None, (-1, -1), (0, 0), (1, 0), (0, -1), (-1, 0), (2, 3)])
+@pytest.mark.parametrize("queries", [1, 4, 9])
+@pytest.mark.parametrize("keys", [1, 4, 9])
+def test_queries_without_keys_are_those_that_see_none(window, queries, keys):
+    for is_causal in (False, True) if window is None else (False,):
+        place = (queries, keys, is_causal, window, None, torch.device("cpu"))
+        seen = visible(*place)
+        expected = torch.zeros(queries, dtype=torch.bool) if seen is None else ~seen.any(-1)
+        assert torch.equal(rows_without_keys(*place), expected)
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+def test_a_watch_sees_windows_as_a_mask(band):
+    """And so does attention with any function of the scores."""
+    query, key, value = (torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    seen = []
+    with watching(lambda call, lse, weights: seen.append(call)):
+        found = attention(query, key, value, **band)
+        by_scores, weights = eager_attention(query, key, value, functional.softmax1, **band)
+    torch.testing.assert_close(found, attention(query, key, value, **band))
+    torch.testing.assert_close(by_scores, found)
+    for call in seen:
+        assert call.window is None
+        told = attention(query, key, value, call.mask, is_causal=call.is_causal)
+        torch.testing.assert_close(told, found)
+    torch.testing.assert_close(weights @ value, found)
 
 
 @pytest.mark.parametrize("band", BANDS, ids=str)
@@ -309,6 +340,20 @@ def test_a_window_compiles_as_one_graph():
     found, expected = torch.compile(function, fullgraph=True, backend="aot_eager")(query), function(query)
     torch.testing.assert_close(found, expected)
     for a, b in zip(*(torch.autograd.grad(o.sum(), (query, key)) for o in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("band", [{}, {"window": (2, 3)}, {"is_causal": True}], ids=str)
+def test_a_packed_batch_compiles_as_one_graph(band):
+    torch._dynamo.reset()
+    *tensors, sink = _batch(LENGTHS)
+
+    def function(*tensors):
+        return attention_varlen(*tensors, *_cu(LENGTHS), 70, 70, enable_gqa=True, sink=sink, **band)
+
+    found, expected = torch.compile(function, fullgraph=True, backend="aot_eager")(*tensors), function(*tensors)
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(*(torch.autograd.grad(o.square().sum(), tensors) for o in (found, expected)), strict=True):
         torch.testing.assert_close(a, b)
 
 

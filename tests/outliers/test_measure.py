@@ -14,6 +14,7 @@ import outeffhop
 from outeffhop import outliers
 from outeffhop.models import presets
 from outeffhop.models.inspection import inspecting
+from outeffhop.outliers import heads as head_measures
 from outeffhop.outliers.tensors import pick
 from outeffhop.quantization import Calibration, freeze, simulate
 
@@ -158,8 +159,8 @@ def test_a_planted_outlier_is_found_by_name_and_channel(name):
     assert report.max_inf_norm > 400
 
 
-# not BERT on the left: it counts positions from there, padding included
-@pytest.mark.parametrize(("name", "side"), [("bert", "right"), ("llama", "right"), ("llama", "left")])
+# not BERT on the left: it counts positions from there, padding included; OPT's MLPs take [B·T, d]
+@pytest.mark.parametrize(("name", "side"), [("bert", "right"), ("llama", "right"), ("llama", "left"), ("opt", "right")])
 def test_padding_does_not_count(name, side):
     model = model_of(name).double()
     ids = inputs_of(name, 3)["input_ids"]
@@ -207,6 +208,32 @@ def test_heads_against_the_weights_themselves(name, method):
         assert report.no_op == pytest.approx(0.0, abs=1e-9)
     elif "outeffhop" in method:
         assert report.no_op > 0.01
+
+
+@pytest.mark.parametrize("method", ["outeffhop", "clipped"])  # by the log-sum-exp, and by the weights
+def test_heads_of_long_inputs_are_measured_in_parts(method, monkeypatch):
+    model, inputs = model_of("opt", method).double(), inputs_of("opt")
+    whole = outliers.measure(model, [inputs], special_ids=[2])
+    monkeypatch.setattr(head_measures, "_AT_A_TIME", 1)
+    monkeypatch.setattr(head_measures, "_QUERIES", 4)
+    same(outliers.measure(model, [inputs], special_ids=[2]), whole)
+
+
+def test_no_probability_exceeds_one():
+    """The fused logsumexp and the scores computed here round differently."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(33, 33)
+
+        def forward(self, x):
+            return self.linear(outeffhop.attention(x, x, x, sink=-math.inf))
+
+    x = 10 * torch.randn(1, 64, 1, 33, generator=torch.Generator().manual_seed(0))
+    (heads,) = outliers.measure(Attention(), [{"x": x}], "all").attention
+    assert max(heads.max_probability) <= 1.0
+    assert min(heads.max_probability) == pytest.approx(1.0, abs=1e-3)
 
 
 def hooks_of(model):
@@ -382,22 +409,23 @@ def test_more_wrong_calls():
 
 
 @pytest.mark.parametrize("given", ["labels", "decoder_attention_mask"])
-def test_padding_of_an_encoder_and_of_a_decoder(given):
+@pytest.mark.parametrize("length", [6, 5])
+def test_padding_of_an_encoder_and_of_a_decoder(given, length):
     """A padded batch is measured as its samples are alone."""
     sizes = dict(d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2)
     more = dict(encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=20, max_position_embeddings=16)
     torch.manual_seed(0)
     model = BartForConditionalGeneration(BartConfig(**sizes, **more)).eval()
     random = torch.Generator().manual_seed(0)
-    # the encoder's padding would fit the decoder's tensors
-    ids, targets = (torch.randint(4, 20, (2, 6), generator=random) for _ in range(2))
+    # with length 6 the encoder's padding would fit the decoder's tensors
+    ids, targets = (torch.randint(4, 20, (2, n), generator=random) for n in (6, length))
     padded = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     padded["attention_mask"][1, 4:] = 0
     if given == "labels":
         padded["labels"] = targets.clone()
         padded["labels"][0, 3:] = -100
     else:
-        padded |= {"decoder_input_ids": targets, "decoder_attention_mask": torch.ones_like(ids)}
+        padded |= {"decoder_input_ids": targets, "decoder_attention_mask": torch.ones_like(targets)}
         padded["decoder_attention_mask"][0, 3:] = 0
     name = "labels" if given == "labels" else "decoder_input_ids"
     alone = [{"input_ids": ids[:1], name: targets[:1, :3]}, {"input_ids": ids[1:, :4], name: targets[1:]}]
@@ -406,7 +434,7 @@ def test_padding_of_an_encoder_and_of_a_decoder(given):
     for t, a in zip(together.tensors, apart.tensors, strict=True):
         assert (t.name, t.tokens) == (a.name, a.tokens)
         reads_encoder = "encoder.layers" in t.name or t.name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj"))
-        assert t.tokens == (10 if reads_encoder else 9)
+        assert t.tokens == (10 if reads_encoder else 3 + length)
         assert t.max_abs == pytest.approx(a.max_abs, rel=1e-5)
         assert t.kurtosis == pytest.approx(a.kurtosis, rel=1e-4)
     for t, a in zip(together.attention, apart.attention, strict=True):

@@ -99,6 +99,12 @@ def test_a_gaussian_has_kurtosis_3():
     assert summed(x).kurtosis == pytest.approx(3.0, abs=0.02)
 
 
+@pytest.mark.parametrize("offset", [1e3, 1e5, 1e6])
+def test_what_rounding_of_the_centre_leaves_is_corrected(offset):
+    x = (tensors()["gauss"] + offset).float()
+    assert summed(x).kurtosis == pytest.approx(plain_stats(x.double())["kurtosis"], rel=1e-6)
+
+
 @pytest.mark.parametrize("split", [1, 2])
 def test_split_into_batches(split):
     x = heavy((7, 11, 19), torch.Generator().manual_seed(2)).float()

@@ -104,6 +104,22 @@ def test_a_gaussian_has_log_7_4():
     assert log_tail(torch.randn(4, 256, 256)).item() == pytest.approx(math.log(3 * (math.pi / 2) ** 2), abs=0.01)
 
 
+def test_what_is_free():
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 64, dtype=torch.float64)
+    x[0, 0, 0], x[1, 0, 0] = 14.0, 1e3  # far enough out that both samples cost
+    torch.testing.assert_close(excess_range(x), plain_range(x, free=5.0))
+    assert excess_range(x[:1]) > 0
+
+
+@pytest.mark.parametrize("function", [log_kurtosis, log_tail])
+def test_a_gradient_of_the_gradient_is_refused_since_it_would_be_wrong(function):
+    x = torch.randn(2, 5, 3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(function(x), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        gradient.sum().backward()
+
+
 def test_a_gaussian_is_free_and_one_value_in_300_000_is_not():
     torch.manual_seed(0)
     x = torch.randn(1, 512, 586)
@@ -291,6 +307,22 @@ def test_parts_of_a_step_add_up_to_the_whole(model):
     parts = [p.grad for p in model.parameters()]
     # a sample's kurtosis is its own, so that halves of equal size average to the whole
     torch.testing.assert_close(parts, whole)
+
+
+def test_of_several_tensors_the_first_counts():
+    class Pair(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), torch.ones(3, 5, 7)
+
+    class Model(nn.Sequential):
+        def forward(self, x):
+            return {"loss": self[0](x)[0].sum()}
+
+    torch.manual_seed(0)
+    model, x = Model(Pair(4, 7)).train(), torch.randn(3, 5, 4)
+    penalty = OutlierPenalty(model, 0.5, tensors=["0"])
+    model(x)
+    assert penalty.value == pytest.approx(plain_tail(model[0](x)[0]).item(), rel=1e-5)
 
 
 def test_padding_is_left_out():

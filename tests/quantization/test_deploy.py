@@ -320,15 +320,18 @@ def test_a_fault_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_that_loads_as_another_is_not_published(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "match"), [({"dtype": "bfloat16"}, "is another tensor"), ({"num_hidden_layers": 1}, "is missing")]
+)
+def test_a_checkpoint_that_loads_as_another_is_not_published(change, match, tmp_path):
     class Spoiler:
         """Runs after the model is written, and changes what transformers would load."""
 
         def save_pretrained(self, folder):
             file = folder / "config.json"
-            file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": "bfloat16"}))
+            file.write_text(json.dumps(json.loads(file.read_text()) | change))
 
-    with pytest.raises(ValueError, match="is another tensor"):
+    with pytest.raises(ValueError, match=match):
         save_compressed(quantize(build("llama"), "llama"), tmp_path / "saved", tokenizer=Spoiler())
     assert list(tmp_path.iterdir()) == []
 

@@ -98,6 +98,17 @@ def test_one_seed_gives_the_same_twice_and_the_model_comes_back_as_it_was():
     assert first.std("loss") == 0.0
 
 
+def test_evaluation_data_may_have_no_length():
+    class Stream:
+        def __iter__(self):
+            return iter(data("opt", 3))
+
+    for evaluation in (Stream(), iter(data("opt", 3))):
+        report = evaluate(build("opt"), data("opt"), evaluation, seeds=1)
+        assert report.evaluation_batches == 3
+        assert report.full == metric_for("clm")(build("opt"), data("opt", 3))
+
+
 def test_a_base_model_is_measured_by_its_hidden_states():
     torch.manual_seed(0)
     model = BertModel(

@@ -62,6 +62,13 @@ def test_other_dtypes_come_back_as_they_were(dtype):
     assert grid_of(x).fake(x).dtype == dtype
 
 
+def test_a_grid_equals_only_itself():
+    """Comparing its tensors would raise an error."""
+    grid, other = (grid_of(tensor(5, 7), granularity="channel", axis=1) for _ in range(2))
+    assert grid == grid
+    assert grid != other
+
+
 def test_a_tensor_of_zeros_stays_zero():
     assert grid_of(torch.zeros(3, 4)).fake(torch.zeros(3, 4)).abs().max() == 0.0
 

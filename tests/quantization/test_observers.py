@@ -103,6 +103,13 @@ def test_the_mse_range_is_the_best_of_a_plain_search(bits, symmetric):
         assert high - low < 0.95 * (x.max() - x.min()).item()
 
 
+def test_the_mse_range_may_be_a_64th_of_all():
+    x = torch.tensor([1.0, -1.0]).repeat(20_000)
+    x[:2] *= 64
+    low, high = mse_range(x, Uniform(2, symmetric=True))
+    assert (low.item(), high.item()) == pytest.approx((-1.0, 1.0), rel=1e-5)
+
+
 def test_mse_ranges_of_channels_are_those_of_each_alone():
     x = torch.from_numpy(np.random.default_rng(0).standard_t(3, (4, 200))).float()
     spec = Uniform(4, True, "channel", 0)

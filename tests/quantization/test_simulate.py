@@ -120,6 +120,19 @@ def test_static_ranges_stay_and_dynamic_ones_are_each_tokens_own():
     assert dynamic(x)[0].tolist() == pytest.approx([0.0, 0.0, 1000.0])
 
 
+def test_the_map_as_text():
+    place = "model.decoder.layers.0.self_attn.q_proj"
+    rows = {}
+    for scheme in ("linear", "per-token"):
+        lines = str(quantization_map(quantize(build("opt"), batches("opt"), scheme=scheme))).splitlines()
+        rows[scheme] = next(line.split() for line in lines if line.startswith(f"{place}/input "))
+        assert any(line.startswith("lm_head ") and line.endswith("head") for line in lines)
+    row = row_of(quantize(build("opt"), batches("opt"), scheme="linear"), f"{place}/input")
+    low, high = row.range
+    assert f"[{low:.4g}, {high:.4g}] {row.scale:.4g} {row.zero_point}" in " ".join(rows["linear"])
+    assert " ".join(rows["per-token"]).endswith("its own")
+
+
 def test_batches_of_any_length_find_the_same_quantizers():
     model = build("bert")
     quantized = quantize(model, [inputs("bert", length=n) for n in (5, 11)])
