@@ -34,11 +34,10 @@ ONCE = (
     ("StanhopForForecasting", "gated"),
 )
 REFUSED = (
-    ("Gemma2ForCausalLM", "outeffhop", {}, "softcap"),
     ("DebertaV2ForMaskedLM", "outeffhop", {}, "no attention module"),  # relative positions inside attention
     ("BloomForCausalLM", "clipped", {}, "no attention module"),
     ("FalconForCausalLM", "gated", {}, "no attention module"),
-    ("GptOssForCausalLM", "clipped", {}, "own learned sinks"),
+    ("GptOssForCausalLM", "sparse", {}, "own learned sinks"),
     ("GptOssForCausalLM", "outeffhop", {"same_function": True}, "own learned sinks"),
     ("SiglipModel", "gated", {}, "does not pass keyword arguments"),
     ("Qwen3ForCausalLM", "outeffhop(qk_norm=rms)", {}, "normalizes queries and keys itself"),
