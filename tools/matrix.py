@@ -30,7 +30,7 @@ from matrix_cells import CELLS, SIX  # noqa: E402
 from matrix_truth import NotHere, NotServed, subject  # noqa: E402
 
 JSON, PAGE = ROOT / "docs/compatibility.json", ROOT / "docs/compatibility.md"
-SIGN = {"held": "✓", "not served": "·", "failed": "✗"}
+SIGN = {"held": "✓", "not served": "—", "failed": "✗"}
 
 
 def cell(name, what):
@@ -81,23 +81,32 @@ def _keep(file, rows):
 
 
 def page(found):
-    """The matrix in Markdown: one table, whose footnotes say why, and what each column compares."""
+    """The matrix in Markdown: tables, whose footnotes say why, and what each column compares."""
     versions = f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}"
     reasons: list[str] = []
-    rows = [f"| {_short(name)} | " + " | ".join(_shown(name, what, row.get(what), reasons) for what in CELLS) + " |"
-            for name, row in found.items()]  # fmt: skip
+    tables = []
+    for title, cells in _tables().items():
+        rows = [
+            f"| {_short(name)} | " + " | ".join(_shown(name, what, row.get(what), reasons) for what in cells) + " |"
+            for name, row in found.items()
+        ]
+        tables += [
+            f"## {title}",
+            "",
+            "| model | " + " | ".join(cells) + " |",
+            "|---" * (len(cells) + 1) + "|",
+            *rows,
+            "",
+        ]
     lines = [
         "# Compatibility",
         "",
         "Look up your model to see what works with it: ✓ agreed with an independent truth, "
-        "· is not served or does not arise, ✗ failed; [the numbers](#reasons) say why. Each row is a tiny model that "
+        "— is not served or does not arise, ✗ failed; [the numbers](#reasons) say why. Each row is a tiny model that "
         f"looks trained (scores far off 0, outliers, unequal norms), on CPU with {versions}. `make matrix` fills the "
-        "table; `compatibility.json` has the distances from the truths and the classes of the models.",
+        "tables; `compatibility.json` has the distances from the truths and the classes of the models.",
         "",
-        "| model | " + " | ".join(CELLS) + " |",
-        "|---" * (len(CELLS) + 1) + "|",
-        *rows,
-        "",
+        *tables,
         "## Reasons",
         "",
         *(f"{i}. {text}" for i, text in enumerate(reasons, 1)),
@@ -113,6 +122,13 @@ def page(found):
         columns.setdefault(MEANING.get(what) or " ".join(check.__doc__.split()).rstrip("."), []).append(what)
     lines += [f"- **{', '.join(names)}**: {text}." for text, names in columns.items()]
     return "\n".join(lines) + "\n"
+
+
+def _tables():
+    """Two tables, each of which fits on a screen."""
+    names = list(CELLS)
+    cut = names.index(SIX[-1]) + 1
+    return {"Measure, quantize, convert": names[:cut], "Run, save, train": names[cut:]}
 
 
 def _short(name):
@@ -136,7 +152,7 @@ def _general(text, name):
     text = re.sub(r" \(ALL_ATTENTION_FUNCTIONS\)|; it says: .*", "", text.replace(name, "it"))
     for method in SIX:
         text = text.removeprefix(f"{method} ")
-    return text if "." in text.split()[0] else text[0].upper() + text[1:]
+    return text if {".", "_"} & set(text.split()[0]) else text[0].upper() + text[1:]
 
 
 def _plain(text):
