@@ -3,11 +3,14 @@
 make matrix                       # continues where it stopped
 python tools/matrix.py --again    # from the beginning
 python tools/matrix.py --models LlamaForCausalLM --cells export ONNX --again
+
+Several processes may fill the cells of different models at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import logging
 import os
@@ -24,10 +27,10 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from architectures import MATRIX  # noqa: E402
 from matrix_cells import CELLS, SIX  # noqa: E402
-from matrix_truth import NotServed, subject  # noqa: E402
+from matrix_truth import NotHere, NotServed, subject  # noqa: E402
 
 JSON, PAGE = ROOT / "docs/compatibility.json", ROOT / "docs/compatibility.md"
-SIGN = {"held": "✓", "not served": "·", "failed": "✗"}
+SIGN = {"held": "✓", "not served": "—", "failed": "✗"}
 
 
 def cell(name, what):
@@ -35,6 +38,8 @@ def cell(name, what):
     try:
         model, batch = subject(name)
         return {"state": "held", "text": CELLS[what](model, batch, name)}
+    except NotHere:
+        raise
     except NotServed as reason:
         return {"state": "not served", "text": _line(reason)}
     except Exception as error:  # a fault of any kind is a cell, too
@@ -52,41 +57,64 @@ def fill(found, models, cells, again, tell, file=None):
         row = found.setdefault(name, {})
         for what in cells:
             if again or what not in row:
-                row[what] = cell(name, what)
+                try:
+                    row[what] = cell(name, what)
+                except NotHere as reason:  # what another machine found stays
+                    row.setdefault(what, {"state": "not served", "text": _line(reason)})
         found[name] = row = {what: row[what] for what in CELLS if what in row}
         states = [c["state"] for c in row.values()]
         tell(f"{i + 1} of {len(models)} {name}: " + ", ".join(f"{states.count(s)} {s}" for s in SIGN))
         if file is not None:
-            file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+            _keep(file, {name: row})
     return found
 
 
+def _keep(file, rows):
+    """Puts rows into the file, between those that other processes put there."""
+    with file.open("a+") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        handle.seek(0)
+        kept = json.loads(handle.read() or "{}") | rows
+        names = sorted(kept, key=lambda name: MATRIX.index(name) if name in MATRIX else len(MATRIX))
+        handle.truncate(0)
+        handle.write(json.dumps({name: kept[name] for name in names}, indent=1, ensure_ascii=False) + "\n")
+
+
 def page(found):
-    """The matrix in Markdown: one table, whose footnotes say why, and what each column compares."""
+    """The matrix in Markdown: tables, whose footnotes say why, and what each column compares."""
     versions = f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}"
     reasons: list[str] = []
-    rows = [f"| {name} | " + " | ".join(_shown(name, what, row.get(what), reasons) for what in CELLS) + " |"
-            for name, row in found.items()]  # fmt: skip
+    tables = []
+    for title, cells in _tables().items():
+        rows = [
+            f"| {_short(name)} | " + " | ".join(_shown(name, what, row.get(what), reasons) for what in cells) + " |"
+            for name, row in found.items()
+        ]
+        tables += [
+            f"## {title}",
+            "",
+            "| model | " + " | ".join(cells) + " |",
+            "|---" * (len(cells) + 1) + "|",
+            *rows,
+            "",
+        ]
     lines = [
         "# Compatibility",
         "",
         "Look up your model to see what works with it: ✓ agreed with an independent truth, "
-        "· is not served or does not arise, ✗ failed; [the numbers](#reasons) say why. `make matrix` fills the table "
-        "with tiny models that look trained (scores far off 0, outliers, unequal norms), on CPU with "
-        f"{versions}. The distances are in `compatibility.json`.",
+        "— is not served or does not arise, ✗ failed; [the numbers](#reasons) say why. Each row is a tiny model that "
+        f"looks trained (scores far off 0, outliers, unequal norms), on CPU with {versions}. `make matrix` fills the "
+        "tables; `compatibility.json` has the distances from the truths and the classes of the models.",
         "",
-        "| model | " + " | ".join(CELLS) + " |",
-        "|---" * (len(CELLS) + 1) + "|",
-        *rows,
-        "",
+        *tables,
         "## Reasons",
         "",
         *(f"{i}. {text}" for i, text in enumerate(reasons, 1)),
         "",
         "## What is compared",
         "",
-        "The truth of a method is attention in float64, and that of a scheme rounding in float64, both written from "
-        "the formulas without the library's code.",
+        "The truth of a method is attention in float64, that of a scheme rounding in float64, and that of mending the "
+        "sinks, the schedule and the penalty; all are written from the formulas, without the library's code.",
         "",
     ]
     columns: dict[str, list[str]] = {}
@@ -94,6 +122,18 @@ def page(found):
         columns.setdefault(MEANING.get(what) or " ".join(check.__doc__.split()).rstrip("."), []).append(what)
     lines += [f"- **{', '.join(names)}**: {text}." for text, names in columns.items()]
     return "\n".join(lines) + "\n"
+
+
+def _tables():
+    """Two tables, each of which fits on a screen."""
+    names = list(CELLS)
+    cut = names.index(SIX[-1]) + 1
+    return {"Measure, quantize, convert": names[:cut], "Run, save, train": names[cut:]}
+
+
+def _short(name):
+    """The architecture, without what every class of its kind is called."""
+    return re.sub(r"(LMHeadModel|For[A-Z]\w+|Model)$", "", name)
 
 
 def _shown(name, what, each, reasons):
@@ -107,11 +147,12 @@ def _shown(name, what, each, reasons):
 
 
 def _general(text, name):
-    """The same words for all models and methods that have one reason."""
-    text = text.replace(f"this {name}", "the model").replace(f"a {name}", "it").replace(name, "it")
+    """The same words for all models and methods that have one reason, and no more than one line."""
+    text = text.replace(f"of this {name} ", "").replace(f"this {name}", "the model").replace(f"a {name}", "it")
+    text = re.sub(r" \(ALL_ATTENTION_FUNCTIONS\)|; it says: .*", "", text.replace(name, "it"))
     for method in SIX:
         text = text.removeprefix(f"{method} ")
-    return text if "." in text.split()[0] else text[0].upper() + text[1:]
+    return text if {".", "_"} & set(text.split()[0]) else text[0].upper() + text[1:]
 
 
 def _plain(text):
@@ -120,7 +161,7 @@ def _plain(text):
 
 MEANING = {
     **dict.fromkeys(SIX, "The output of the converted model, against the truth"),
-    **dict.fromkeys(("dynamic cache", "static cache"), "Generated tokens, against those without a cache"),
+    **dict.fromkeys(("dynamic cache", "static cache"), "Logits as tokens are generated, against the truth without one"),
 }
 
 
@@ -137,6 +178,7 @@ def main():
     torch.set_num_threads(1)
     found = json.loads(JSON.read_text()) if JSON.exists() else {}
     fill(found, given.models, given.cells, given.again, lambda text: print(text, flush=True), JSON)
+    found = json.loads(JSON.read_text())
     PAGE.write_text(page({name: found[name] for name in MATRIX if name in found}))
 
 

@@ -6,10 +6,8 @@ import copy
 import math
 
 import torch
-from architectures import CAUSAL, MORE_CAUSAL
 from matrix_rounding import changed, held_by_token, quantized
-from matrix_truth import NotServed, converted, held, output, run, samples
-from torch import nn
+from matrix_truth import NotHere, NotServed, converted, doubled, held, output, padded, run, samples, unpadded
 from transformers.pytorch_utils import Conv1D
 
 from outeffhop.metrics import metric_for, task_of
@@ -18,36 +16,34 @@ from outeffhop.outliers import measure
 from outeffhop.quantization import Calibration, freeze, simulate
 from outeffhop.quantization.simulation import measuring
 
-DECODERS = CAUSAL | MORE_CAUSAL
-ALIBI = ("BloomForCausalLM",)  # take no positions
-
 # The same data in other batches
 
 
 def same_data(model, batch, name):
     """Metric, outliers, rounding and calibrated sinks: rows one by one and reversed, padded, or in float64."""
     rows = [{k: v[i : i + 1] for k, v in batch.items()} for i in reversed(range(len(next(iter(batch.values())))))]
-    fine, doubled = copy.deepcopy(model).double(), _double(batch)
-    padded = _padded(model, batch, name)
-    found = ["outliers", "rounding", *(f"padding {side}" for side in padded)]
+    fine, twice = copy.deepcopy(model).double(), doubled(batch)
+    beside = padded(model, batch, name)
+    found = ["outliers", "rounding", *(f"padding {side}" for side in beside)]
     if (numbers := _metric(model, [batch])) is not None:
         _same_numbers(numbers, _metric(model, rows), "metric")
-        _same_numbers(numbers, _metric(fine, [doubled]), "metric in float64", 1e-3)
+        _same_numbers(numbers, _metric(fine, [twice]), "metric in float64", 1e-3)
         found.insert(0, "metric")
     whole = _outliers(model, [batch])
     _same_numbers(whole, _outliers(model, rows), "outliers")
-    _same_numbers(whole, _outliers(fine, [doubled]), "outliers in float64", 1e-2)
-    for side, given in padded.items():
+    _same_numbers(whole, _outliers(fine, [twice]), "outliers in float64", 1e-2)
+    for side, given in beside.items():
         _same_numbers(whole, _outliers(model, [given]), f"outliers with padding {side}", 1e-3)
+        _padded_quantization(model, batch, given, side)
     _quantization(model, batch, rows)
     rounded = samples(quantized(model, batch, "linear"), batch)
-    held_by_token(samples(quantized(fine, doubled, "linear"), doubled), rounded, "rounding in float64", 0.01)
+    held_by_token(samples(quantized(fine, twice, "linear"), twice), rounded, "rounding in float64", 0.01)
     if _mends(model):
         found.append("sinks")
         sinks = run(converted(model, "outeffhop", calibrate=[batch]), batch)
         held(run(converted(model, "outeffhop", calibrate=rows), batch), sinks, "sinks row by row", 1e-3)
-        held(run(converted(fine, "outeffhop", calibrate=[doubled]), doubled), sinks, "sinks in float64", 1e-2)
-        for side, given in padded.items():
+        held(run(converted(fine, "outeffhop", calibrate=[twice]), twice), sinks, "sinks in float64", 1e-2)
+        for side, given in beside.items():
             again = run(converted(model, "outeffhop", calibrate=[given]), batch)
             held(again, sinks, f"sinks with padding {side}", 1e-3)
     return ", ".join(found)
@@ -89,23 +85,12 @@ def _quantization(model, batch, rows):
     held(run(freeze(split), batch), run(quantized(model, batch, "smoothquant"), batch), "smoothquant row by row", 0.02)
 
 
-def _padded(model, batch, name):
-    """The same texts with padding, by its side."""
-    if set(batch) != {"input_ids"}:
-        return {}
-    ids = batch["input_ids"]
-    padding, found = model.config.get_text_config().pad_token_id or 0, {}
-    for side in ("right", "left") if name in DECODERS else ("right",):
-        pads = (0, 5) if side == "right" else (5, 0)
-        mask = nn.functional.pad(torch.ones_like(ids), pads)
-        found[side] = {"input_ids": nn.functional.pad(ids, pads, value=padding), "attention_mask": mask}
-        if side == "left" and name not in ALIBI:
-            found[side]["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
-    return found
-
-
-def _double(batch):
-    return {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+def _padded_quantization(model, batch, given, side):
+    """Padding gives no range, and takes none."""
+    for scheme in ("per-token", "smoothquant", "paper"):
+        whole = run(quantized(model, batch, scheme), batch)
+        after = unpadded(run(quantized(model, given, scheme), given), whole, side)
+        held_by_token(after, whole, f"{scheme} with padding {side}", 0.02)
 
 
 def _mends(model):
@@ -116,6 +101,22 @@ def _mends(model):
     except NotServed:
         return False
     return True
+
+
+def moved_device(model, batch, name):
+    """Metric, outliers, rounding per token and calibrated sinks on a GPU, against the CPU's."""
+    if not torch.cuda.is_available():
+        raise NotHere("no GPU was there when this page was filled")
+    moved, there = copy.deepcopy(model).cuda(), {key: value.cuda() for key, value in batch.items()}
+    if (numbers := _metric(model, [batch])) is not None:
+        _same_numbers(numbers, _metric(moved, [there]), "metric", 1e-3)
+    _same_numbers(_outliers(model, [batch]), _outliers(moved, [there]), "outliers", 1e-2)
+    rounded = samples(quantized(moved, there, "per-token"), there).cpu()
+    held_by_token(rounded, samples(quantized(model, batch, "per-token"), batch), "per token", 0.02)
+    if not _mends(model):
+        return "without sinks"
+    sinks = run(converted(moved, "outeffhop", calibrate=[there]), there).cpu()
+    return f"{held(sinks, run(converted(model, 'outeffhop', calibrate=[batch]), batch), 'sinks', 1e-2):.0e}"
 
 
 # A planted outlier

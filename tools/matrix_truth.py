@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from architectures import SEQ2SEQ, SIDE, VOCAB, build
+from architectures import CAUSAL, MORE_CAUSAL, SEQ2SEQ, SIDE, VOCAB, build
 from torch import nn
 from trained_look import FIRST, look_trained
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -21,10 +21,16 @@ from outeffhop.models.modules import attention_modules, has_attention, hopfield_
 
 NEAR = 1e-3  # ‖found − truth‖ / ‖truth‖ between float32 and a truth whose attention is float64
 TRUTH = "matrix-truth"
+DECODERS = CAUSAL | MORE_CAUSAL
+ALIBI = ("BloomForCausalLM",)  # take no positions
 
 
 class NotServed(Exception):
     """The model is not served, or the question does not arise; the text says why."""
+
+
+class NotHere(NotServed):
+    """This machine cannot answer the question; another one may have."""
 
 
 # Models and their inputs
@@ -100,6 +106,36 @@ def held(found, truth, what, near=NEAR):
     return far
 
 
+def doubled(batch):
+    """The batch in float64."""
+    return {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+
+
+def padded(model, batch, name):
+    """The same batch with padding beside its texts, by its side: left only where a decoder takes it."""
+    given = {key for key in batch if key.endswith("input_ids")}
+    if not given or name == "SiglipModel":  # which reads a text's last place, padded or not
+        return {}
+    padding, found = model.config.get_text_config().pad_token_id or 0, {}
+    for side in ("right", "left") if name in DECODERS else ("right",):
+        pads = (0, 5) if side == "right" else (5, 0)
+        found[side] = dict(batch)
+        for key in given:
+            mask = nn.functional.pad(torch.ones_like(batch[key]), pads)
+            found[side][key] = nn.functional.pad(batch[key], pads, value=padding)
+            found[side]["decoder_attention_mask" if key.startswith("decoder") else "attention_mask"] = mask
+        if side == "left" and name not in ALIBI:
+            found[side]["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    return found
+
+
+def unpadded(out, whole, side):
+    """What a model says about the texts alone, given padding as well."""
+    if out.shape == whole.shape:  # of images, or of whole texts
+        return out
+    return out[:, : whole.shape[1]] if side == "right" else out[:, -whole.shape[1] :]
+
+
 # The truth
 
 
@@ -119,15 +155,20 @@ def _weights(method, scores, sinks):
     return weights
 
 
-def truth(module, query, key, value, attention_mask, scaling=None, position_bias=None, s_aux=None, **_):
+def truth(module, query, key, value, attention_mask, scaling=None, position_bias=None, s_aux=None, softcap=None, **_):
     method = METHODS[module.matrix_method].method
     groups = query.shape[1] // key.shape[1]
     q, k, v = query.double(), *(x.double().repeat_interleave(groups, 1) for x in (key, value))
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
     for added in (position_bias, attention_mask):
         if added is not None:
             scores = scores + added[..., : k.shape[2]].double()
-    out = (_weights(method, scores, s_aux) @ v).transpose(1, 2)
+    if (seen := getattr(module, "matrix_seen", None)) is not None:
+        seen.append(scores.detach().logsumexp(-1))  # [B, H, T]
+    sinks = s_aux if s_aux is not None else getattr(module, "matrix_sinks", None)
+    out = (_weights(method, scores, sinks) @ v).transpose(1, 2)
     opening = 1.0 if method.gate is None else method.gate.init  # of every gate before training
     return (out * opening).to(query.dtype).contiguous(), None
 

@@ -56,6 +56,11 @@ class Normalizer:
         return None
 
     @property
+    def takes_sinks(self) -> bool:
+        """Whether a model's own learned sinks, such as those of gpt-oss, can replace the fixed one."""
+        return False
+
+    @property
     def start(self) -> float:
         """The initial value of the learned tensor."""
         raise ValueError(f"{self} learns nothing")
@@ -85,6 +90,10 @@ class SoftmaxN(Normalizer):
     @property
     def learns(self) -> str | None:
         return "sink" if self.noop == "learned" else None
+
+    @property
+    def takes_sinks(self) -> bool:
+        return self.noop == "fixed"
 
     @property
     def start(self) -> float:
@@ -120,11 +129,18 @@ class Clipped(Normalizer):
         if not 0.0 <= self.n < math.inf:
             raise ValueError(f"n={self.n}: the number of no-op patterns must be finite and not negative")
 
+    @property
+    def takes_sinks(self) -> bool:
+        return True
+
     def __call__(self, scores: Tensor, learned: Tensor | None = None) -> Tensor:
-        from outeffhop.functional import clipped_softmax
+        from outeffhop.functional import below_sink, clipped_softmax
 
         gamma, zeta, _ = self.clipping(scores.shape[-1])
-        return clipped_softmax(scores, gamma, zeta, self.n)
+        if learned is None:
+            return clipped_softmax(scores, gamma, zeta, self.n)
+        x, n, _ = below_sink(scores, learned.to(scores.dtype)[:, None, None])
+        return clipped_softmax(x, gamma, zeta, n)
 
     def clipping(self, keys: int) -> tuple[float, float, float]:
         gamma = self.gamma if self.gamma is not None else -self.alpha / max(keys, 1)  # type: ignore[operator]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny import MODELS as CLASSES
 from tiny import config, inputs
+from transformers import BartConfig, BartForConditionalGeneration
 
 from outeffhop.models import SinkSchedule, convert, load_checkpoint
 from outeffhop.models.calibration import sink_of_share
@@ -166,6 +167,21 @@ def test_batches_of_padding_alone_are_refused():
     batch = {"input_ids": torch.ones(2, 5, dtype=torch.long), "attention_mask": torch.zeros(2, 5, dtype=torch.long)}
     with pytest.raises(ValueError, match="calibrate has no queries: every token is padding"):
         convert(plain("bert"), "outeffhop", calibrate=[batch])
+
+
+def test_an_encoder_and_a_decoder_have_padding_of_their_own():
+    torch.manual_seed(0)
+    sizes = dict(d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2)
+    more = dict(encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=20, max_position_embeddings=16)
+    model = BartForConditionalGeneration(BartConfig(**sizes, **more)).eval()
+    whole = {"input_ids": torch.randint(4, 20, (2, 4)), "decoder_input_ids": torch.randint(4, 20, (2, 3))}
+    padded = {k: torch.nn.functional.pad(v, (0, 6 - v.shape[1])) for k, v in whole.items()}  # equally long
+    for name, ids in whole.items():
+        mask = torch.nn.functional.pad(torch.ones_like(ids), (0, 6 - ids.shape[1]))
+        padded[name.replace("input_ids", "attention_mask")] = mask
+    one, other = (convert(copy.deepcopy(model), "outeffhop", calibrate=[batch]) for batch in (whole, padded))
+    for a, b in zip(attention_modules(one).values(), attention_modules(other).values(), strict=True):
+        torch.testing.assert_close(state_of(a).sink, state_of(b).sink, rtol=1e-3, atol=1e-3)
 
 
 def test_the_sink_of_a_share_solves_its_equation():

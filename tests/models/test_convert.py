@@ -338,7 +338,7 @@ def test_what_cannot_be_is_refused_by_name():
     with pytest.raises(ValueError, match="clipped"):
         convert(plain("bert"), "clipped", same_function=True)
     with pytest.raises(ValueError, match=r"self_attn \(GptOssAttention\).*its own learned sinks"):
-        convert(plain("gpt-oss"), "clipped")
+        convert(plain("gpt-oss"), "sparse")
     with pytest.raises(ValueError, match=r"self_attn \(GptOssAttention\).*its own learned sinks"):
         convert(plain("gpt-oss"), "gated-outeffhop(sink=learned)")
     with pytest.raises(ValueError, match=r"self_attn \(Qwen3Attention\).*itself \(q_norm, k_norm\)"):

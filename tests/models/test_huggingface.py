@@ -23,6 +23,7 @@ import outeffhop
 from outeffhop.models import convert, from_config
 from outeffhop.models.interface import attention_function
 from outeffhop.models.modules import attention_modules, state_of
+from outeffhop.ops.probe import probing
 
 ELEMENT = "gated(gate=element, predictor=features)"
 ALL = "gated-outeffhop(sink=learned, gate=element, predictor=features, qk_norm=rms)"
@@ -205,14 +206,64 @@ def test_a_fresh_gate_opens_as_it_should(kind, predictor):
 def test_what_changes_the_scores_is_refused():
     q = torch.randn(1, 4, 3, 8)
     module = attention_modules(build("bert", "outeffhop", torch.float32)).popitem()[1]
-    with pytest.raises(ValueError, match="softcap"):
-        attention_function("outeffhop", module, q, q, q, None, softcap=30.0)
+    with pytest.raises(ValueError, match="block_indices"):
+        attention_function("outeffhop", module, q, q, q, None, block_indices=torch.zeros(4))
+    lengths = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 3])) | {"max_length_q": 3}
+    with pytest.raises(ValueError, match="came with a softcap"):
+        attention_function("outeffhop", module, q, q, q, None, softcap=30.0, **lengths, max_length_k=3)
     with pytest.raises(ValueError, match=r"no openings reached.*BertSelfAttention"):
         attention_function("gated", module, q, q, q, None)
     with pytest.raises(ValueError, match=r"convert\(model, 'gsh'\)"):
         attention_function("gsh", module, q, q, q, None)
     with pytest.raises(ValueError, match="s_aux"):
-        attention_function("clipped", module, q, q, q, None, s_aux=torch.zeros(4))
+        attention_function("sparse", module, q, q, q, None, s_aux=torch.zeros(4))
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("masked", ["no", "bool", "added"])
+@pytest.mark.parametrize("method", ["vanilla", "outeffhop", "clipped", "sparse"])
+def test_a_softcap_by_hand(method, masked, weighed):
+    """Outputs and gradients, with scores that a cap of 2 changes much."""
+    module = attention_modules(build("llama", method)).popitem()[1]
+    q, k, v = (
+        torch.randn(2, heads, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(heads + i)) * 3
+        for i, heads in enumerate((4, 2, 2))
+    )
+    seen = torch.ones(5, 5, dtype=torch.bool).tril()
+    mask = {"no": None, "bool": seen.expand(2, 1, 5, 5), "added": torch.zeros(5, 5).masked_fill(~seen, -torch.inf)}
+    given = [x.clone().requires_grad_() for x in (q, k, v)]
+    out, weights = attention_function(
+        method, module, *given, mask[masked], scaling=0.3, softcap=2.0, output_attentions=weighed
+    )
+    truth = [x.clone().requires_grad_() for x in (q, k, v)]
+    scores = truth[0] @ truth[1].repeat_interleave(2, 1).mT * 0.3
+    scores = (2.0 * torch.tanh(scores / 2.0)).masked_fill(~seen, -torch.inf)
+    expected = outeffhop.Method.parse(method).normalizer(scores)
+    wanted = (expected @ truth[2].repeat_interleave(2, 1)).transpose(1, 2)
+    torch.testing.assert_close(out, wanted)
+    assert (weights is None) == (not weighed)
+    torch.testing.assert_close(
+        torch.autograd.grad(out.square().sum(), given), torch.autograd.grad(wanted.square().sum(), truth)
+    )
+
+
+def test_a_probe_sees_capped_scores():
+    module = attention_modules(build("llama", "outeffhop")).popitem()[1]
+    q = torch.randn(1, 4, 5, 8, dtype=torch.float64) * 5
+    seen = {}
+    with probing(lambda part, x: (seen.setdefault(part, x), x)[1]):
+        out, _ = attention_function("outeffhop", module, q, q, q, None, scaling=1.0, softcap=2.0)
+    torch.testing.assert_close(seen["scores"], 2.0 * torch.tanh(q @ q.mT / 2.0))
+    torch.testing.assert_close(out, attention_function("outeffhop", module, q, q, q, None, scaling=1.0, softcap=2.0)[0])
+
+
+def test_clipping_beside_a_models_own_sinks():
+    module = attention_modules(build("gpt-oss", "clipped(gamma=-0.1)")).popitem()[1]
+    q, v, sinks = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8), torch.tensor([-1.0, 0.0, 1.0, 2.0])
+    out, _ = attention_function("clipped", module, q, q, v, None, is_causal=False, s_aux=sinks)
+    scores = torch.cat([q @ q.mT * 8**-0.5, sinks.view(1, 4, 1, 1).expand(2, 4, 5, 1)], -1)
+    expected = (1.1 * scores.softmax(-1)[..., :-1] - 0.1).clamp(0, 1)
+    torch.testing.assert_close(out, (expected @ v).transpose(1, 2))
 
 
 @pytest.mark.parametrize("masked", [False, True])

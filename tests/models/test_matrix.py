@@ -1,9 +1,12 @@
 """A cut of the compatibility matrix: a few models, the quick cells; and a cell that must fail does."""
 
 import copy
+import json
 
 import matrix
 import matrix_cells
+import matrix_mending
+import matrix_rounding
 import matrix_truth
 import pytest
 import torch
@@ -20,6 +23,7 @@ QUICK = (
     "batches",
     "gradients",
     "training",
+    "mending",
 )
 SERVED = ("LlamaForCausalLM", "BertForMaskedLM", "ViTForImageClassification")
 ONCE = (
@@ -28,17 +32,22 @@ ONCE = (
     ("SwinForImageClassification", "gated-outeffhop"),  # its stages are of several sizes
     pytest.param("MixtralForCausalLM", "export", marks=pytest.mark.slow),
     ("LlamaForCausalLM", "same data"),
+    ("BartForConditionalGeneration", "same data"),  # an encoder and a decoder have their own padding
+    ("Gemma2ForCausalLM", "outeffhop"),  # caps its scores
+    ("GptOssForCausalLM", "clipped"),  # has its own sinks
+    ("FalconForCausalLM", "mending"),  # has the penalty alone, and changes tensors in place
+    ("MistralForCausalLM", "static cache"),
+    ("WhisperForConditionalGeneration", "dynamic cache"),
     ("OPTForCausalLM", "planted outlier"),
     ("BertForMaskedLM", "diagnose"),
     pytest.param("StanhopForForecasting", "diagnose", marks=pytest.mark.slow),  # its output is not its loss
     ("StanhopForForecasting", "gated"),
 )
 REFUSED = (
-    ("Gemma2ForCausalLM", "outeffhop", {}, "softcap"),
     ("DebertaV2ForMaskedLM", "outeffhop", {}, "no attention module"),  # relative positions inside attention
     ("BloomForCausalLM", "clipped", {}, "no attention module"),
     ("FalconForCausalLM", "gated", {}, "no attention module"),
-    ("GptOssForCausalLM", "clipped", {}, "own learned sinks"),
+    ("GptOssForCausalLM", "sparse", {}, "own learned sinks"),
     ("GptOssForCausalLM", "outeffhop", {"same_function": True}, "own learned sinks"),
     ("SiglipModel", "gated", {}, "does not pass keyword arguments"),
     ("Qwen3ForCausalLM", "outeffhop(qk_norm=rms)", {}, "normalizes queries and keys itself"),
@@ -82,10 +91,51 @@ def test_another_method_is_not_taken_for_the_truth():
         matrix_truth.held(found, matrix_truth.run(matrix_truth.by_hand(model, "clipped"), batch), "clipped")
 
 
+@pytest.mark.parametrize(("scheme", "other"), [("paper", "W8A7"), ("paper", "W7A8"), ("paper", "fp8"), ("fp8", "W8A8")])
+def test_another_scheme_is_not_taken_for_the_truth(scheme, other):
+    model, batch = matrix_truth.subject("BertForMaskedLM")
+    names = matrix_rounding.changed(model, matrix_rounding.quantized(model, batch, "per-token"))
+    rounded = matrix_rounding.quantized(model, batch, other)
+    with pytest.raises(AssertionError, match=f"{scheme} .* (off|beside)"):
+        matrix_rounding.check_everything(model, batch, rounded, names, scheme)
+
+
+@pytest.mark.parametrize(("part", "value"), [("SHARE", 0.012), ("WEIGHT", 0.05), ("_move", lambda *_: None)])
+def test_another_mending_is_not_taken_for_the_truth(part, value, monkeypatch):
+    if part == "WEIGHT":  # of the truth alone
+        mean = matrix_mending._Tails.mean
+        monkeypatch.setattr(matrix_mending._Tails, "mean", lambda self: mean(self) * value)
+    else:
+        monkeypatch.setattr(matrix_mending, part, value)
+    found = matrix.cell("BertForMaskedLM", "mending")
+    assert (found["state"], "from the truth" in found["text"]) == ("failed", True)
+
+
+def test_tokens_of_another_method_are_not_taken_for_the_truth(monkeypatch):
+    monkeypatch.setattr(matrix_cells, "by_hand", lambda model, method: matrix_truth.by_hand(model, "vanilla"))
+    found = matrix.cell("LlamaForCausalLM", "dynamic cache")
+    assert (found["state"], "logits: " in found["text"]) == ("failed", True)
+
+
+def test_what_another_machine_found_stays(tmp_path, monkeypatch):
+    def nothing_here(name, what):
+        raise matrix_truth.NotHere("no such machine")
+
+    file, kept = tmp_path / "cells.json", {"state": "held", "text": "kept"}
+    monkeypatch.setattr(matrix, "cell", nothing_here)
+    rows = {"LlamaForCausalLM": {"moved device": kept}}
+    matrix.fill(rows, ["BertForMaskedLM"], ["moved device"], True, print, file)
+    matrix.fill(rows, ["LlamaForCausalLM"], ["moved device"], True, print, file)  # as another process does
+    found = json.loads(file.read_text())
+    assert list(found) == ["LlamaForCausalLM", "BertForMaskedLM"]
+    assert found["LlamaForCausalLM"]["moved device"] == kept
+    assert found["BertForMaskedLM"]["moved device"] == {"state": "not served", "text": "no such machine"}
+
+
 def test_cells_are_kept_and_shown(tmp_path):
     file, kept = tmp_path / "cells.json", {"state": "held", "text": "kept"}
     found = matrix.fill({"BertForMaskedLM": {"padding": kept}}, ["BertForMaskedLM"], ["padding"], False, print, file)
     assert found["BertForMaskedLM"]["padding"] is kept
     assert "kept" in file.read_text()
-    assert "| BertForMaskedLM |" in matrix.page(found)
+    assert "| Bert |" in matrix.page(found)
     assert torch.is_grad_enabled()

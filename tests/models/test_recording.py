@@ -36,7 +36,6 @@ from outeffhop.models.modules import attention_modules, has_attention
 from outeffhop.models.recording import Calls, calls_of
 
 USUAL = Calls(hands_on=True, own_sinks=False, by_pieces=False)
-CAPPED = Calls(hands_on=True, own_sinks=False, by_pieces=False, unserved=("softcap",))
 ENCODER_DECODER = dict(
     vocab_size=64, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4
 )
@@ -51,7 +50,7 @@ CONFIGS = {
     "modernbert": (lambda: ModernBertConfig(**SIZE, pad_token_id=0), USUAL),
     "mistral": (lambda: MistralConfig(**DECODER), USUAL),
     "qwen2": (lambda: Qwen2Config(**DECODER), USUAL),
-    "gemma2": (lambda: Gemma2Config(**DECODER, head_dim=8), CAPPED),
+    "gemma2": (lambda: Gemma2Config(**DECODER, head_dim=8), USUAL),
     "gemma3": (lambda: Gemma3TextConfig(**DECODER, head_dim=8), USUAL),
     "gpt-neox": (lambda: GPTNeoXConfig(**SIZE), USUAL),
     "phi3": (lambda: Phi3Config(**DECODER), USUAL),
@@ -131,17 +130,18 @@ def test_a_run_changes_nothing_and_happens_once(monkeypatch):
 
 
 class TinyAttention(nn.Module):
-    """A user's own: takes keywords, and keeps them to itself; sinks only where it is told to have them."""
+    """A user's own: takes keywords, and keeps them to itself; sinks and sparsity only where it is told to have them."""
 
-    def __init__(self, settings, sinks=False):
+    def __init__(self, settings, sinks=False, sparse=False):
         super().__init__()
-        self.config, self.with_sinks = settings, sinks
+        self.config, self.with_sinks, self.sparse = settings, sinks, sparse
         self.proj = nn.Linear(32, 32)
 
     def forward(self, hidden_states, **kwargs):
         heads = self.proj(hidden_states).unflatten(-1, (4, 8)).transpose(1, 2)
         attend = AttentionInterface()[self.config._attn_implementation]
         more = {"s_aux": torch.zeros(4)} if self.with_sinks else {}
+        more |= {"indices": torch.zeros(4)} if self.sparse else {}
         return attend(self, heads, heads, heads, None, **more)[0]
 
 
@@ -149,6 +149,7 @@ def test_switches_of_a_class_are_told_apart():
     settings = config("bert")
     assert calls_of(TinyAttention(settings)) == Calls(False, False, False)
     assert calls_of(TinyAttention(settings, sinks=True)) == Calls(False, True, False)
+    assert calls_of(TinyAttention(settings, sparse=True)) == Calls(False, False, False, unserved=("indices",))
     assert calls_of(nn.Linear(2, 2)) is None
 
 

@@ -5,7 +5,18 @@ import math
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, LlamaConfig, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    FalconConfig,
+    FalconForCausalLM,
+    LlamaConfig,
+    Trainer,
+    TrainingArguments,
+)
 
 from outeffhop.outliers import measure, tails
 from outeffhop.outliers.penalty import OutlierPenalty
@@ -340,6 +351,53 @@ def test_padding_is_left_out():
     assert penalty.value == pytest.approx(alone, rel=1e-4)
     model(input_ids=padded)
     assert penalty.value != pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.parametrize("tensors", ["paper", "all"])
+def test_an_encoder_and_a_decoder_have_padding_of_their_own(tensors):
+    torch.manual_seed(0)
+    sizes = dict(d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2)
+    more = dict(encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=60, max_position_embeddings=16, dropout=0.0)
+    model = BartForConditionalGeneration(BartConfig(**sizes, **more)).train()
+    if tensors == "all":
+        tensors = ["model.*coder.layers.*"]  # with what cross attention reads
+    penalty = OutlierPenalty(model, 0.3, tensors=tensors)
+    whole = {"input_ids": IDS[:1, :4], "decoder_input_ids": IDS[:1, 4:7]}
+    model(**whole)
+    alone = penalty.value
+    padded = {k: nn.functional.pad(v, (0, 6 - v.shape[1])) for k, v in whole.items()}  # equally long
+    for name, ids in whole.items():
+        mask = nn.functional.pad(torch.ones_like(ids), (0, 6 - ids.shape[1]))
+        padded[name.replace("input_ids", "attention_mask")] = mask
+    model(**padded)
+    assert penalty.value == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_model_that_changes_its_tensors_in_place(monkeypatch):
+    """Falcon adds the output of its attention to that of its MLP in place."""
+    torch.manual_seed(0)
+    config = FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=50)
+    model = FalconForCausalLM(config).train()
+    tensors = [name for name, _ in model.named_modules() if name.endswith(".mlp")]
+    kept = []
+
+    def keep(module, args, out):
+        kept.append(out.clone())
+        return kept[-1].clone()
+
+    hooks = [model.get_submodule(name).register_forward_hook(keep) for name in tensors]
+    model(input_ids=IDS)
+    torch.stack([plain_tail(x) for x in kept]).mean().backward()
+    truth = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    for hook in hooks:
+        hook.remove()
+    penalty = OutlierPenalty(model, 1.0, tensors=tensors)
+    for _ in range(2):  # it finds out in the first forward
+        model.zero_grad()
+        model(input_ids=IDS)
+        penalty.term().backward()
+        found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        torch.testing.assert_close(found, truth, rtol=1e-3, atol=1e-5)
 
 
 class Repeated(torch.utils.data.Dataset):

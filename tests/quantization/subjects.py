@@ -87,6 +87,9 @@ def quantize(model, batches, scheme="W8A8", **options):
     return freeze(quantized)
 
 
-def decibels(truth, found):
+def decibels(truth, found, batch=None):
+    """Signal over noise; with a batch, of its real tokens alone: padding has no range."""
+    if batch is not None and "attention_mask" in batch:
+        truth, found = (x[batch["attention_mask"].bool()] for x in (truth, found))
     noise = (found.double() - truth.double()).square().sum()
     return float(10 * torch.log10(truth.double().square().sum() / noise))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from subjects import OTHERS, PAPER, SIX, build, decibels, inputs, output, quantize
 from torch import nn
+from transformers import BartConfig, BartForConditionalGeneration
 
 from outeffhop.ops.probe import is_probed
 from outeffhop.quantization import Calibration, Scheme, freeze, quantization_map, simulate
@@ -26,7 +27,9 @@ def test_sixteen_bits_are_nearly_floating_point_and_eight_are_less(name, method)
     model = build(name, method)
     batch = inputs(name)
     truth = output(model, batch)
-    found = {bits: decibels(truth, output(quantize(model, [batch], f"W{bits}A{bits}"), batch)) for bits in (16, 8)}
+    found = {}
+    for bits in (16, 8):
+        found[bits] = decibels(truth, output(quantize(model, [batch], f"W{bits}A{bits}"), batch), batch)
     assert found[16] > 60.0
     assert 12.0 < found[8] < found[16] - 30.0
 
@@ -36,7 +39,7 @@ def test_other_architectures_at_sixteen_bits(name):
     model = build(name, "eager")
     batch = inputs(name)
     truth = output(model, batch)
-    assert decibels(truth, output(quantize(model, [batch], "W16A16"), batch)) > 60.0
+    assert decibels(truth, output(quantize(model, [batch], "W16A16"), batch), batch) > 60.0
 
 
 @pytest.mark.parametrize("scheme", ["paper", "linear", "per-token", "smoothquant", "fp8"])
@@ -105,6 +108,47 @@ def test_min_max_ranges_do_not_depend_on_how_the_data_are_cut():
         for name, (low, high) in other.items():
             # other batch sizes sum in another order: the last bits of an activation differ
             assert (low, high) == pytest.approx(ranges[0][name], rel=1e-3, abs=1e-5)
+
+
+def ranges_of(model, batch, scheme):
+    return {row.name: row.range for row in quantization_map(quantize(model, [batch], scheme=scheme)).rows}
+
+
+def same_ranges(before, after):
+    assert after.keys() == before.keys()
+    for name, ends in after.items():
+        assert ends == pytest.approx(before[name], rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.parametrize("scheme", ["W8A8KV8", "W8A8 linear", "W8A8 smoothquant"])
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_padding_gives_no_range(name, scheme):
+    model = build(name)
+    whole = {k: v[1:] for k, v in inputs(name).items()}  # the first text has padding
+    padded = {k: torch.nn.functional.pad(v, (0, 4), value=0 if k == "attention_mask" else 63) for k, v in whole.items()}
+    before = ranges_of(model, whole, scheme)
+    same_ranges(before, ranges_of(model, padded, scheme))
+    padded["attention_mask"][:] = 1
+    assert any(ends != before[name] for name, ends in ranges_of(model, padded, scheme).items())
+
+
+@pytest.mark.parametrize("scheme", ["W8A8", "W8A8 linear"])
+def test_an_encoder_and_a_decoder_have_padding_of_their_own(scheme):
+    torch.manual_seed(0)
+    sizes = dict(d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2)
+    more = dict(encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=20, max_position_embeddings=16)
+    model = BartForConditionalGeneration(BartConfig(**sizes, **more)).eval()
+    ids, targets = (torch.randint(4, 20, (1, n)) for n in (4, 3))
+
+    def padded(name, x):  # both as long as each other, so that a shape does not tell them apart
+        pads = (0, 6 - x.shape[1])
+        mask = torch.nn.functional.pad(torch.ones_like(x), pads)
+        return {name: torch.nn.functional.pad(x, pads, value=19), name.replace("input_ids", "attention_mask"): mask}
+
+    both = padded("input_ids", ids) | padded("decoder_input_ids", targets)
+    same_ranges(
+        ranges_of(model, {"input_ids": ids, "decoder_input_ids": targets}, scheme), ranges_of(model, both, scheme)
+    )
 
 
 def test_static_ranges_stay_and_dynamic_ones_are_each_tokens_own():

@@ -22,6 +22,7 @@ from outeffhop.methods import Method
 from outeffhop.metrics import evaluating, to_device
 from outeffhop.models.inspection import inspecting
 from outeffhop.models.modules import attention_modules, state_of
+from outeffhop.models.real_tokens import RealTokens
 from outeffhop.ops.call import Call
 
 __all__ = ["Calibrated", "calibrated", "sink_of_share"]
@@ -146,17 +147,18 @@ def _observe(model: PreTrainedModel, batches: Sequence[Batch]) -> tuple[dict[str
     """What every attention module did, and the outputs at some positions of each batch."""
     heads: dict[str, _Head] = {}
     outputs: list[Tensor] = []
-    real: list[Tensor | None] = [None]
+    real = RealTokens(model)
 
     def watch(name: str, call: Call, lse: Tensor | None, weights: Tensor | None) -> None:
-        heads.setdefault(name, _Head()).add(call, lse, real[0])
+        heads.setdefault(name, _Head()).add(call, lse, real.at(name))
 
     with inspecting(model, watch=watch):
         for batch in batches:
-            mask = batch.get("attention_mask")
-            real[0] = mask.bool() if mask is not None and mask.dim() == 2 else None
-            given = {name: value for name, value in batch.items() if name != "labels"}
-            outputs.append(_outputs(model(**to_device(given, model)), real[0]))
+            real.begin(batch)
+            # without inputs of its own, a decoder makes them of the labels
+            needed = real.encoder is not None and "decoder_input_ids" not in batch
+            given = {name: value for name, value in batch.items() if needed or name != "labels"}
+            outputs.append(_outputs(model(**to_device(given, model)), real.at("")))
     return heads, outputs
 
 

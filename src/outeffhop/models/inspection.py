@@ -86,7 +86,7 @@ def inspecting(
 def through_ours(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
     """Runs the softmax of other implementations (sdpa, eager) through ours.
 
-    Attention with arguments that ours does not take, such as a softcap, is left as it is.
+    Attention with arguments that ours does not take, such as the indices of sparse attention, is left as it is.
 
     Returns:
         The configs that were changed, each with the implementation it named before.

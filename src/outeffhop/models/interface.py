@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import output_capturing
 
-from outeffhop.methods import METHODS, Method, SoftmaxN
+from outeffhop.methods import METHODS, Method
 from outeffhop.models.modules import NAME, state_of
 from outeffhop.models.recording import UNSERVED
 from outeffhop.ops.probe import shown
+from outeffhop.ops.softcap import joined
 from outeffhop.ops.window import Packed
 from outeffhop.state import attend
 from outeffhop.state.gate import gated
@@ -39,6 +40,7 @@ def attention_function(
     attn_gate: Tensor | None = None,
     position_bias: Tensor | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention by the named method, as transformers calls it.
@@ -63,6 +65,7 @@ def attention_function(
         attn_gate: the gate's openings, from the module's hook.
         position_bias: added to the scores, [1 or B, H, T, S].
         sliding_window: how many keys a query sees, its own included; used without a mask, which holds it already.
+        softcap: c, which makes scores c·tanh(scores / c) before the bias and the mask, as in Gemma 2.
         kwargs: with ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``, a flattened batch
             [1, H, total, D]: they replace the mask.
 
@@ -84,7 +87,7 @@ def attention_function(
     length = query.shape[2]
     packed = None
     if kwargs.get("cu_seq_lens_q") is not None:
-        packed = _packed(query, position_bias, kwargs)
+        packed = _packed(query, position_bias, softcap, kwargs)
         attention_mask = None  # the sequences' lengths replace it
     causal = False  # one query is the newest token and sees all keys
     if length > 1 and attention_mask is None:
@@ -93,7 +96,7 @@ def attention_function(
     if causal and key.shape[2] > length:  # the first call with a static cache, whose other places are empty
         key, value = key[:, :, :length], value[:, :, :length]
         position_bias = None if position_bias is None else position_bias[..., :length]
-    mask = _with_bias(attention_mask, position_bias)
+    mask = joined(attention_mask, position_bias)
     norm = state.qk_norm if given else None  # type: ignore[union-attr]
     if norm is not None:
         query, key = norm(query, key)
@@ -111,6 +114,7 @@ def attention_function(
         learned=learned,
         window=window,
         packed=packed,
+        softcap=softcap,
         need_weights=bool(kwargs.get("output_attentions")) or _collects_weights(),
     )
     context = out.transpose(1, 2)  # [B, T, H, Dv]
@@ -119,11 +123,12 @@ def attention_function(
     return context.contiguous(), weights
 
 
-def _packed(query: Tensor, position_bias: Tensor | None, kwargs: dict[str, Any]) -> Packed:
+def _packed(query: Tensor, position_bias: Tensor | None, softcap: float | None, kwargs: dict[str, Any]) -> Packed:
     """The sequences of a flattened batch, whose lengths reached the attention function."""
-    if position_bias is not None:
+    if position_bias is not None or softcap is not None:
+        name = "softcap" if position_bias is None else "position_bias"
         raise ValueError(
-            "cu_seq_lens_q came with a position_bias, which would need all pairs of queries and keys: pad the batch, "
+            f"cu_seq_lens_q came with a {name}, which would need all pairs of queries and keys: pad the batch, "
             "without return_flash_attn_kwargs"
         )
     if query.shape[0] != 1:
@@ -137,14 +142,6 @@ def _packed(query: Tensor, position_bias: Tensor | None, kwargs: dict[str, Any])
         raise ValueError(f"cu_seq_lens_q came without {', '.join(missing)}: a flattened batch needs all of {names}")
     cu_q, cu_k, max_q, max_k = (kwargs[name] for name in names)
     return Packed(cu_q, cu_k, int(max_q), int(max_k))
-
-
-def _with_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    if bias is None:
-        return mask
-    if mask is None:
-        return bias
-    return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 
 def _collects_weights() -> bool:
@@ -201,7 +198,9 @@ def _refuse(
             if method.gate is not None
             else f"a gate's openings reached {method}, which has no gate, in this {kind}"
         )
-    if s_aux is not None and not isinstance(method.normalizer, SoftmaxN):
-        raise ValueError(f"{kind} has its own sinks (s_aux), which {method} does not support; vanilla and outeffhop do")
+    if s_aux is not None and not method.normalizer.takes_sinks:
+        raise ValueError(
+            f"{kind} has its own sinks (s_aux), which {method} does not support; vanilla, outeffhop and clipped do"
+        )
     if s_aux is not None and learned is not None:
         raise ValueError(f"{kind} has its own sinks (s_aux), which those of {method} would replace; use 'outeffhop'")

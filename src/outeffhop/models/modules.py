@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from outeffhop.methods import METHODS, Method, SoftmaxN
+from outeffhop.methods import METHODS, Method
 from outeffhop.models.config_entry import KEY, method_of
 from outeffhop.models.hf_private import implementation, mark_initialized
 from outeffhop.models.recording import calls_of
@@ -175,14 +175,13 @@ def check(model: nn.Module, method: Method) -> None:
 
 def _check(name: str, module: nn.Module, method: Method) -> None:
     kind = type(module).__name__
-    normalizer = method.normalizer
     calls = calls_of(module)
     if calls is not None and calls.unserved:
         raise ValueError(f"{method} does not work with {name} ({kind}), which uses {', '.join(calls.unserved)}")
-    if has_own_sinks(module) and (not isinstance(normalizer, SoftmaxN) or normalizer.learns is not None):
+    if has_own_sinks(module) and not method.normalizer.takes_sinks:
         raise ValueError(
             f"{method} does not work with {name} ({kind}), which has its own learned sinks: "
-            "use 'outeffhop' or 'vanilla', gated or not"
+            "use 'outeffhop', 'vanilla' or 'clipped', gated or not"
         )
     if method.qk_norm != "none" and (own := _own_qk_norms(module)):
         raise ValueError(

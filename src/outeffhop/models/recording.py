@@ -26,7 +26,7 @@ __all__ = ["RECORDER", "UNSERVED", "Calls", "calls_of", "record"]
 RECORDER = "outeffhop-recorder"  # as an attention implementation; only the copies made here run it
 
 # Arguments by which some models change the scores or the keys; ignoring them would give wrong results.
-UNSERVED = ("softcap", "indices", "block_indices", "head_mask", "cache")
+UNSERVED = ("indices", "block_indices", "head_mask", "cache")
 _MARK = "attn_gate"  # the keyword that carries a gate's openings
 _LENGTH = 4
 
@@ -39,7 +39,7 @@ class Calls:
         hands_on: a keyword given to the module's forward reaches the attention function.
         own_sinks: the module passes its own learned sinks (``s_aux``), as gpt-oss does.
         by_pieces: one forward calls it several times, once for each piece of the input.
-        unserved: the arguments it passes that our attention does not take, such as Gemma 2's softcap.
+        unserved: the arguments it passes that our attention does not take, such as the indices of sparse attention.
     """
 
     hands_on: bool

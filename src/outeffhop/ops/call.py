@@ -38,6 +38,7 @@ class Call:
     needs_grad: bool  # whether autograd records this call
     window: tuple[int, int] | None = None  # keys before and after the query's own position; −1: unlimited
     packed: Packed | None = None  # then B is 1 and the sequences lie one behind the other along L
+    softcap: float | None = None  # for the eager backend; others get it in the mask
 
     @property
     def grouped(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from outeffhop.functional import below_sink, compute_dtype, logsumexp_n, softmax_n
 from outeffhop.ops.call import Call, prepare
 from outeffhop.ops.probe import shown, watch
+from outeffhop.ops.softcap import cap
 from outeffhop.ops.window import Packed
 
 __all__ = ["attend", "eager_attention", "why_not"]
@@ -32,6 +34,7 @@ def eager_attention(
     enable_gqa: bool = False,
     window: tuple[int | None, int | None] | None = None,
     packed: Packed | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention with any function from scores to weights, over the last dimension.
 
@@ -41,7 +44,7 @@ def eager_attention(
     call = prepare(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, -math.inf, False, window, packed
     )
-    call = call.with_positions_as_mask()  # for a watch
+    call = replace(call.with_positions_as_mask(), softcap=softcap)  # for a watch
     weights = normalizer(_scores(call)).to(call.value.dtype)
     watcher = watch()
     if watcher is not None:
@@ -62,9 +65,10 @@ def attend(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _scores(call: Call) -> Tensor:
-    """q·kᵀ·scale + mask, −inf where a key is masked; float32 at least.  [..., H, Lq, Lk]"""
+    """q·kᵀ·scale, capped, + mask, −inf where a key is masked; float32 at least.  [..., H, Lq, Lk]"""
     key = _repeat_heads(call.key, call.query.shape[-3])
-    scores = shown("scores", (call.query * call.scale) @ key.transpose(-2, -1))
+    scores = (call.query * call.scale) @ key.transpose(-2, -1)
+    scores = shown("scores", scores if call.softcap is None else cap(scores, call.softcap))
     scores = scores.to(compute_dtype(scores.dtype))
     if call.mask is not None and call.mask.dtype == torch.bool:
         scores = scores.masked_fill(~call.mask, -math.inf)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from outeffhop.metrics import evaluating
 from outeffhop.models.hf_private import refuse_compiled
 from outeffhop.models.inspection import inspecting
+from outeffhop.models.real_tokens import encoder_of, first_tensor, sides
 from outeffhop.models.recording import calls_of
 from outeffhop.models.summary import running_method
 from outeffhop.ops.call import Call
@@ -124,7 +125,7 @@ class _Collector:
                 stack.enter_context(inspecting(self.model, watch=self._watch))
                 for name, module in _on_their_own(self.model).items():
                     stack.callback(module.register_forward_hook(partial(self._returned, name)).remove)
-            encoder = _encoder(self.model)
+            encoder = encoder_of(self.model)
             if encoder is not None:
                 stack.callback(encoder.register_forward_pre_hook(lambda *_: self._turn(0)).remove)
                 stack.callback(encoder.register_forward_hook(lambda _, args, output: self._turn(1, output)).remove)
@@ -139,7 +140,8 @@ class _Collector:
                     )
                 inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
                 tokens = self._read(inputs)
-                self._sides = tokens, tokens if encoder is None else _decoded(tokens, inputs)
+                decoded = Tokens(tokens.samples, sides(inputs, True)[1])
+                self._sides = tokens, tokens if encoder is None else decoded
                 self._turn(1)
                 self.model(**inputs)
                 self.samples += self._tokens.samples
@@ -148,11 +150,11 @@ class _Collector:
                     progress(done)
 
     def _turn(self, side: int, encoded: Any = None) -> None:
-        self._tokens, self._encoded = self._sides[side], _first_tensor(encoded)
+        self._tokens, self._encoded = self._sides[side], first_tensor(encoded)
 
     def _hook(self, p: Pick, module: nn.Module) -> Any:
         def see(value: Any, given: Any) -> None:
-            x = _first_tensor(value)
+            x = first_tensor(value)
             if x is not None:
                 tokens = self._sides[0] if given is not None and given is self._encoded else self._tokens
                 self._add(p.name, x.movedim(1, -1) if isinstance(module, _ConvNd) and p.side == "output" else x, tokens)
@@ -191,8 +193,7 @@ class _Collector:
         first = inputs.get(wanted or "", next((v for v in inputs.values() if isinstance(v, Tensor)), None))
         if first is None or not first.dim() or not first.shape[0]:
             raise ValueError("batches contains a batch without samples")
-        real, ids = inputs.get("attention_mask"), inputs.get("input_ids")
-        real = _real(real)
+        real, ids = sides(inputs, False)[0], inputs.get("input_ids")
         special = None
         if isinstance(ids, Tensor) and self.special:
             special = torch.isin(ids, torch.tensor(self.special, device=ids.device))
@@ -200,32 +201,9 @@ class _Collector:
 
 
 def _on_their_own(model: nn.Module) -> dict[str, nn.Module]:
-    """Attention modules whose softmax ours cannot compute, such as Gemma 2's, and which run their own."""
+    """Attention modules whose softmax ours cannot compute, such as sparse attention, and which run their own."""
     calls = {name: calls_of(module) for name, module in model.named_modules()}
     return {name: model.get_submodule(name) for name, found in calls.items() if found is not None and found.unserved}
-
-
-def _real(mask: Any) -> Tensor | None:
-    """[B, T], bool: False at padding; None if there is none."""
-    return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.bool().all()) else None
-
-
-def _encoder(model: Any) -> nn.Module | None:
-    """The encoder of a model that also has a decoder: the two run on different tokens."""
-    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return None
-    found = model.get_encoder()
-    return found if isinstance(found, nn.Module) and found is not model else None
-
-
-def _decoded(tokens: Tokens, inputs: dict[str, Any]) -> Tokens:
-    """The tokens of the decoder. Without inputs of its own, a model makes them of the encoder's or of the labels."""
-    mask, labels = inputs.get("decoder_attention_mask"), inputs.get("labels")
-    if mask is not None:
-        return Tokens(tokens.samples, _real(mask))
-    if isinstance(labels, Tensor) and labels.dim() == 2:
-        return Tokens(tokens.samples, _real(labels != -100))
-    return Tokens(tokens.samples, None if "decoder_input_ids" in inputs else tokens.real)
 
 
 def _as_samples(x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor | None] | None:
@@ -244,16 +222,6 @@ def _as_samples(x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor | None] | Non
 def _version(x: Tensor) -> float:
     """How often x was changed in place. Inference mode does not count it: nan never equals an earlier version."""
     return math.nan if x.is_inference() else x._version
-
-
-def _first_tensor(value: Any) -> Tensor | None:
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return next((t for t in map(_first_tensor, value) if t is not None), None)
-    return None
 
 
 def _special_ids(model: nn.Module) -> tuple[int, ...]:

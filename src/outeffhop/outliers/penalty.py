@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from outeffhop._naming import known
+from outeffhop.models.real_tokens import RealTokens
 from outeffhop.outliers.tails import excess_range, fourth_power, log_kurtosis, log_tail
 from outeffhop.outliers.tensors import Pick, pick
 
@@ -66,13 +67,16 @@ class OutlierPenalty:
         self.full_weight, self.warmup_steps = weight, warmup_steps
         self.weight = weight if warmup_steps == 0 else 0.0
         self._tails: dict[str, Tensor] = {}
-        self._keep: Tensor | None = None
+        self._real = RealTokens(model, look=False)
         self._share: Tensor | float = 1.0
+        self._versions: dict[str, tuple[Tensor, int]] = {}
+        self._changed: set[str] | None = None  # outputs that the model changes in place; None: not known yet
         modules = dict(model.named_modules())
         chosen = pick(model, tensors)
         self._handles = [
             model.register_forward_pre_hook(self._begin, with_kwargs=True),
             *(self._watch(modules[each.module], each) for each in chosen),
+            *self._follow(modules),
             model.register_forward_hook(self._end),
         ]
 
@@ -110,8 +114,8 @@ class OutlierPenalty:
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if model.training:  # what a measurement in between finds is not the penalty
             self._tails.clear()
-        mask = kwargs.get("attention_mask")
-        self._keep = mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
+            self._versions.clear()
+        self._real.begin(kwargs)
         # Trainer divides the loss of each part of a step by the tokens of the whole step, and adds them up
         labels, items = kwargs.get("labels"), kwargs.get("num_items_in_batch")
         if labels is None or items is None:
@@ -120,20 +124,47 @@ class OutlierPenalty:
             counted = labels[..., 1:] if "ForCausalLM" in type(model).__name__ else labels
             self._share = (counted != -100).sum() / items
 
+    def _follow(self, modules: dict[str, nn.Module]) -> list[Any]:
+        """Hooks that see what an encoder returns."""
+        if self._real.encoder is None:
+            return []
+        encoder = modules[self._real.encoder]
+        return [encoder.register_forward_hook(lambda _, args, output: self._real.encoder_returned(output))]
+
     def _watch(self, module: nn.Module, each: Pick) -> Any:
-        def tail(x: Any) -> None:
+        def tail(x: Any, given: Any = None) -> None:
             x = x[0] if isinstance(x, tuple | list) and x else x
             if not module.training or not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2:
                 return
-            keep = self._keep if self._keep is not None and self._keep.shape == x.shape[:2] else None
+            keep = self._real.of(x, each.module, given) if x.dim() > 2 else None
             # by name: gradient checkpointing runs forward a second time
             self._tails[each.name] = KINDS[self.kind](x, keep)
 
         if each.side == "input":
-            return module.register_forward_pre_hook(lambda _, args: tail(args))
-        return module.register_forward_hook(lambda _, args, output: tail(output))
+            return module.register_forward_pre_hook(lambda _, args: tail(args, *args[:1]))
+
+        def see(_: nn.Module, args: Any, output: Any) -> Any:
+            tail(output, *args[:1])
+            return self._kept(each.name, output) if module.training else None
+
+        return module.register_forward_hook(see)
+
+    def _kept(self, name: str, output: Any) -> Any:
+        """A copy of an output that the model changes in place, as Falcon does: the penalty's gradient needs it whole.
+
+        The first forward copies every output and finds out which ones the model changes.
+        """
+        kept = self._changed is not None and name not in self._changed
+        if kept or torch.compiler.is_compiling() or not isinstance(output, Tensor):
+            return None
+        copy = output.clone()
+        self._versions[name] = copy, copy._version
+        return copy
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> Any:
+        if self._changed is None and self._versions:
+            self._changed = {name for name, (x, version) in self._versions.items() if x._version != version}
+        self._versions.clear()
         loss = output.get("loss") if isinstance(output, dict) else None
         if isinstance(loss, Tensor) and self._tails and model.training:
             output["loss"] = loss + self._share * self.term()

@@ -114,9 +114,14 @@ class Point:
         if spec.granularity != "token":
             self.observer = Observer(spec, how, scheme.momentum, scheme.percentile)
 
-    def observe(self, x: Tensor, batch: int | None = None) -> None:
-        """Observes a tensor of a batch; a module that runs several times shows several of one batch."""
+    def observe(self, x: Tensor, batch: int | None = None, keep: Tensor | None = None) -> None:
+        """Observes a tensor of a batch; a module that runs several times shows several of one batch.
+
+        Args:
+            keep: bool, of the first dimensions of x: what is False there is left out (padding).
+        """
         self.dimensions = x.dim()
+        x = x if keep is None else x[keep.to(x.device)]
         again = batch is not None and batch == self._batch
         self._batch = batch
         if self.observer is not None:

@@ -9,7 +9,8 @@
 ``simulate`` returns a copy in eval mode and does not change the model itself. Calibration runs in floating point, so
 that no range depends on another. No model code is copied: hooks reach modules, a probe reaches the inside of attention,
 and a function mode reaches sums and functions outside of modules. A quantizer is named by its module and what it
-quantizes there, "bert.encoder.layer.0.output/add.0"; the number counts within one call of the module.
+quantizes there, "bert.encoder.layer.0.output/add.0"; the number counts within one call of the module. Ranges are those
+of real tokens: padding, as ``attention_mask`` marks it, is left out.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from outeffhop.models.hf_private import refuse_compiled
 from outeffhop.models.inspection import through_ours
+from outeffhop.models.real_tokens import RealTokens
 from outeffhop.ops.probe import probing
 from outeffhop.quantization.operations import Operations, is_on_grid, is_sum, on_grid
 from outeffhop.quantization.placement import Layout, Site, lay_out
@@ -57,7 +60,7 @@ def simulate(model: Model, scheme: str | Scheme = "W8A8", *, exclude: Sequence[s
         raise ValueError("model is a simulation already: pass the model it was made from")
     chosen = Scheme.parse(scheme)
     copied = copy.deepcopy(model).eval()
-    simulation = Simulation(chosen, lay_out(copied, chosen.placement, exclude))
+    simulation = Simulation(chosen, lay_out(copied, chosen.placement, exclude), RealTokens(copied))
     if chosen.kv_bits is not None and not simulation.layout.attention:
         raise ValueError(
             f"scheme={str(chosen)!r}: {type(model).__name__} has no attention that transformers can give a KV cache; "
@@ -123,12 +126,12 @@ def measuring(model: nn.Module) -> Iterator[dict[str, Power]]:
 
 
 class _Frame:
-    """One call of a module."""
+    """One call of a module; ``cross``: it was given what an encoder returned."""
 
-    __slots__ = ("counts", "name", "quiet")
+    __slots__ = ("counts", "cross", "name", "quiet")
 
-    def __init__(self, name: str, quiet: bool) -> None:
-        self.name, self.quiet = name, quiet
+    def __init__(self, name: str, quiet: bool, cross: bool) -> None:
+        self.name, self.quiet, self.cross = name, quiet, cross
         self.counts: Counter[str] = Counter()
 
 
@@ -141,8 +144,8 @@ class Simulation:
         powers: signal and error by name, within ``measuring``.
     """
 
-    def __init__(self, scheme: Scheme, layout: Layout) -> None:
-        self.scheme, self.layout = scheme, layout
+    def __init__(self, scheme: Scheme, layout: Layout, real: RealTokens) -> None:
+        self.scheme, self.layout, self._real = scheme, layout, real
         self.state = "new"
         self.points: dict[str, Point] = {}
         self.powers: dict[str, Power] | None = None
@@ -229,7 +232,7 @@ class Simulation:
             return out
         number = frame.counts[kind]
         frame.counts[kind] += 1
-        return self._quantize(frame.name, f"{kind}.{number}", out)
+        return self._quantize(frame.name, f"{kind}.{number}", out, self._real.of(out, frame.name))
 
     def _part(self, part: str, tensor: Tensor) -> Tensor:
         """The parts of attention; other operations between scores and context are not quantized."""
@@ -237,33 +240,55 @@ class Simulation:
         self._in_attention = not cached and part != "context"
         frame = self._frames[-1]
         chosen = self.scheme.kv_bits is not None if cached else self.layout.operations
-        return self._quantize(frame.name, part, tensor) if chosen and not frame.quiet else tensor
+        if not chosen or frame.quiet:
+            return tensor
+        return self._quantize(frame.name, part, tensor, self._real_parts(part, tensor, frame))
+
+    def _real_parts(self, part: str, x: Tensor, frame: _Frame) -> Tensor | None:
+        """Which entries of a part of attention [B, H, L, …] are of real tokens: of queries, keys, or both."""
+        queries, keys = self._real.at(frame.name), self._real.keys(frame.cross, frame.name)
+        if part in _CACHED:
+            queries, keys = keys, None
+        elif part != "scores":
+            keys = None  # the weight of padding is 0
+        if x.dim() != 4 or (queries is None and keys is None):
+            return None
+        found = torch.ones(x.shape[:3] if keys is None else x.shape, dtype=torch.bool, device=x.device)
+        for real, at in ((queries, 2), (keys, 3)):
+            if real is not None and real.shape == (x.shape[0], x.shape[at]):
+                found &= real.to(x.device).view(len(real), *(-1 if i == at else 1 for i in range(1, found.dim())))
+        return found
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._frames or not name:  # the model does not call itself: any frames are left over
-            self._begin()
+            self._begin(kwargs)
         site = self.layout.sites.get(name)
         outer = bool(self._frames) and self._frames[-1].quiet
-        self._frames.append(_Frame(name, outer or site is not None or name in self.layout.floating))
+        given = (*args, *kwargs.values())
+        quiet = outer or site is not None or name in self.layout.floating
+        self._frames.append(_Frame(name, quiet, any(map(self._real.is_encoded, given))))
         if outer or site is None or site.input is None:
             return None
         x = args[0] if args else next(iter(kwargs.values()), None)
         if not isinstance(x, Tensor) or (site.input != "always" and is_on_grid(x)):
             return None
-        rounded = self._quantize(name, "input", x)
+        rounded = self._quantize(name, "input", x, self._real.of(x, name, x))
         return ((rounded, *args[1:]), kwargs) if args else (args, {**kwargs, next(iter(kwargs)): rounded})
 
     def _leave(self, name: str, module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         if not self._frames:
             return None
         self._frames.pop()
+        if name == self._real.encoder:
+            self._real.encoder_returned(out)
         try:
             site = self.layout.sites.get(name)
             if site is None or not isinstance(out, Tensor) or (self._frames and self._frames[-1].quiet):
                 return None
             if site.kind == "embedding":
                 return on_grid(out)  # rows of a rounded table
-            return self._quantize(name, "output", out) if site.output else None
+            given = args[0] if args else None
+            return self._quantize(name, "output", out, self._real.of(out, name, given)) if site.output else None
         finally:
             if not self._frames:
                 self._end()
@@ -273,8 +298,10 @@ class Simulation:
         self._frames.clear()
         self._end()
 
-    def _begin(self) -> None:
+    def _begin(self, inputs: dict[str, Any]) -> None:
         self.rest()
+        if self.state == "calibrating":  # nothing else asks which tokens are real
+            self._real.begin(inputs)
         if self.state in ("new", "calibrated"):
             raise ValueError(
                 "the model is not quantized yet: run it in `with Calibration(quantized):`, then call freeze(quantized)"
@@ -288,13 +315,14 @@ class Simulation:
                 self._running.enter_context(Operations(self))
 
     def _end(self) -> None:
+        self._real.begin({})
         running, self._running = self._running, None
         if running is not None:
             # a notebook runs each cell in its own context, and that of the previous cell is gone
             with suppress(ValueError):
                 running.close()
 
-    def _quantize(self, module: str, what: str, x: Tensor) -> Tensor:
+    def _quantize(self, module: str, what: str, x: Tensor, real: Tensor | None = None) -> Tensor:
         name = f"{module}/{what}"
         if self._excludes(name) or (self.state == "frozen" and name in self.passing):
             return on_grid(x.view_as(x))  # nor may the module that reads it round it
@@ -304,7 +332,7 @@ class Simulation:
             if self.state == "calibrating":
                 if point is None:
                     point = self.points[name] = self._point(name)
-                point.observe(x, self._batches)
+                point.observe(x, self._batches, real)
                 return on_grid(x.view_as(x))  # a view: the caller's own tensor must not be marked
             if point is None and not self.scheme.dynamic:
                 raise ValueError(

@@ -11,6 +11,8 @@ from outeffhop.methods import Normalizer
 from outeffhop.ops import attention, attention_varlen, clipped, entmax_gpu
 from outeffhop.ops.call import prepare
 from outeffhop.ops.eager import eager_attention
+from outeffhop.ops.probe import is_probed
+from outeffhop.ops.softcap import capped_mask
 from outeffhop.ops.window import Packed
 
 __all__ = ["attend"]
@@ -30,6 +32,7 @@ def attend(
     need_weights: bool = False,
     window: tuple[int, int] | None = None,
     packed: Packed | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention by a method's normalizer: fused if a kernel has it and the weights are not needed, else eager.
 
@@ -43,11 +46,14 @@ def attend(
         need_weights: also return the weights.
         window: as for ``outeffhop.attention``.
         packed: where the sequences of a packed batch begin; then B is 1, and there is no mask.
+        softcap: c, which makes scores c·tanh(scores / c) before the mask; not with ``packed``.
 
     Returns:
         The output [B, H, L, Dv], and the weights [B, H, L, S] or None.
     """
-    if normalizer.sink is not None and not need_weights:
+    # only eager attention shows a probe the scores as they are capped
+    fused = not need_weights and (softcap is None or not is_probed())
+    if normalizer.sink is not None and fused:
         sink = normalizer.sink if learned is None else learned
         if packed is not None:
             query, key, value = (t[0].transpose(0, 1) for t in (query, key, value))  # [L, H, D]
@@ -55,9 +61,12 @@ def attend(
                 query, key, value, *packed, dropout_p, is_causal, scale, enable_gqa=True, sink=sink, window=window
             )
             return out.transpose(0, 1)[None], None  # type: ignore[union-attr]
+        if softcap is not None:
+            mask = capped_mask(query, key, mask, scale, softcap)
         out = attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa=True, sink=sink, window=window)
         return out, None  # type: ignore[return-value]  # without return_lse it is one tensor
-    clipping = normalizer.clipping(key.shape[-2]) if query.is_cuda and not need_weights else None
+    plain = query.is_cuda and not need_weights and learned is None and softcap is None
+    clipping = normalizer.clipping(key.shape[-2]) if plain else None
     if clipping is not None:
         gamma, zeta, log_n = clipping
         call = prepare(query, key, value, mask, dropout_p, is_causal, scale, True, log_n, False, window, packed)
@@ -70,6 +79,6 @@ def attend(
             return entmax_gpu.attend(call, order), None
     weigh = partial(normalizer, learned=learned)
     out, weights = eager_attention(
-        query, key, value, weigh, mask, dropout_p, is_causal, scale, enable_gqa=True, window=window, packed=packed
+        query, key, value, weigh, mask, dropout_p, is_causal, scale, True, window, packed, softcap
     )
     return out, weights if need_weights else None
