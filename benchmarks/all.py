@@ -30,23 +30,48 @@ class Benchmark:
 
     quick: tuple[str, ...]
     minutes: int = 10
-    devices: tuple[str, ...] = ("cpu", "cuda")
 
 
 BENCHMARKS = {
-    "attention": Benchmark(("--quick", "--seconds", "0.1")),
+    "attention": Benchmark(("--quick", "--seconds", "0.1"), minutes=30),
     "calls": Benchmark(("--seconds", "0.02", "--shapes", "small", "one query")),
     "layer": Benchmark(("--seconds", "0.1", "--rounds", "2")),
     "memory": Benchmark(("--quick",), minutes=30),
     "windows": Benchmark(("--seconds", "0.05", "--rounds", "2", "--lengths", "256")),
-    "penalty": Benchmark(("--seconds", "0.1", "--rounds", "2", "--models", "opt")),
-    "outliers": Benchmark(("--seconds", "0.1", "--rounds", "2")),
+    "penalty": Benchmark(("--seconds", "0.1", "--rounds", "2", "--models", "opt", "--batch", "1"), minutes=20),
+    "outliers": Benchmark(("--seconds", "0.1", "--rounds", "2"), minutes=20),
     "training-step": Benchmark(
-        ("--size", "tiny", "--seconds", "0.1", "--models", "bert", "--methods", "outeffhop", "--no-compile"), minutes=30
+        (
+            "--size",
+            "tiny",
+            "--seconds",
+            "0.1",
+            "--models",
+            "bert",
+            "--methods",
+            "outeffhop",
+            "--no-compile",
+            "--batch",
+            "1",
+        ),
+        minutes=30,
     ),
     "training-loop": Benchmark(("--preset", "tiny", "--rounds", "1"), minutes=20),
     "generation": Benchmark(
-        ("--size", "tiny", "--models", "opt", "--batches", "1", "--prompt", "8", "--new", "4", "--rounds", "2"),
+        (
+            *(
+                "--size",
+                "tiny",
+                "--models",
+                "opt",
+                "--methods",
+                "outeffhop",
+                "--modes",
+                "eager-dynamic",
+                "eager-static",
+            ),
+            *("--batches", "1", "--prompt", "8", "--new", "4", "--rounds", "2"),
+        ),
         minutes=30,
     ),
 }

@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(CONFIGS), choices=list(CONFIGS))
     parser.add_argument("--rounds", type=int, default=12, help="turns each contender takes (default 12)")
     parser.add_argument("--seconds", type=float, default=6.0, help="measuring time per contender (default 6)")
+    parser.add_argument("--batch", type=int, help="sequences in a batch; default 8 on a CPU, else 32")
     parser.add_argument("--threads", type=int, help="CPU threads; default torch's")
     parser.add_argument("--out", type=Path, help="result file; default benchmarks/results/penalty-DEVICE.json")
     arguments = parser.parse_args()
@@ -53,6 +54,7 @@ def main() -> None:
     device = arguments.device
     out = arguments.out or Path(__file__).parent / "results" / f"penalty-{device}.json"
     batch, length = SHAPES[device]
+    batch = arguments.batch or batch
     result = {
         "question": __doc__.splitlines()[0],
         **environment(device),

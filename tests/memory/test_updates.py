@@ -162,6 +162,15 @@ def test_on_a_gpu(dtype: torch.dtype, sink: float):
         assert 0 < (exact - rounded).abs().max() < 1e-2 * exact.abs().max()
 
 
+@pytest.mark.skipif("cuda" not in DEVICES, reason="there is no CUDA device")
+def test_scores_are_held_a_block_at_a_time():
+    x, y, _ = given((8192, 100_000, 32, 1), torch.float32, "cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    updates.fused_update(x, y, 0.25, 0.0, need_lse=False)
+    assert torch.cuda.max_memory_allocated() - before < 3 * updates._SCORES  # all scores: 12 times
+
+
 def test_the_way_is_told_in_a_word():
     x = torch.randn(3, 8)
     assert updates.way(x, x) == "fused"
