@@ -1,5 +1,6 @@
 """Planted outliers: static per-tensor grids lose much, schemes made for them little, and the report says where."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from subjects import build, decibels, inputs, output, quantize
 
 from outeffhop.metrics import metric_for
 from outeffhop.quantization import Scheme, evaluate
-from outeffhop.quantization.points import smoothing
+from outeffhop.quantization.points import Power, smoothing
 from outeffhop.quantization.quantizers import Uniform
 
 CHANNEL, GAIN = 5, 200.0
@@ -138,3 +139,11 @@ def test_perplexity_shows_the_cost_too():
     }
     assert rise["linear"] > 1.05
     assert rise["smoothquant"] < 1.02
+
+
+def test_the_typical_error_of_batches_by_hand():
+    x = torch.ones(1, 2, 3)
+    power = Power().add(x, x - 0.1).add(x, x - 0.01)
+    assert power.typical_db == pytest.approx((20 + 40) / 2, abs=1e-3)
+    assert power.sqnr_db == pytest.approx(10 * math.log10(2 / (0.1**2 + 0.01**2)), abs=1e-3)
+    assert Power().typical_db == math.inf

@@ -5,6 +5,7 @@ import pickle
 from dataclasses import replace
 
 import pytest
+import tiny
 import torch
 from subjects import OTHERS, PAPER, SIX, build, decibels, inputs, output, quantize
 from torch import nn
@@ -162,6 +163,13 @@ def test_static_ranges_stay_and_dynamic_ones_are_each_tokens_own():
     assert dynamic.grid is None
     assert dynamic(x)[1, 1] == pytest.approx(1.0, abs=0.01)
     assert dynamic(x)[0].tolist() == pytest.approx([0.0, 0.0, 1000.0])
+
+
+def test_attention_that_stays_in_floating_point_stays_the_models_own():
+    config, auto = tiny.MODELS["opt"]
+    model = auto.from_config(config())
+    assert simulate(model, "linear").config._attn_implementation == "sdpa"
+    assert simulate(model, "W8A8").config._attn_implementation == "vanilla"
 
 
 def test_the_map_as_text():
