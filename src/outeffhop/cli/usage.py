@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
+from difflib import get_close_matches
 
 from outeffhop._naming import did_you_mean
 
@@ -68,7 +69,9 @@ def _parts(box: str) -> tuple[list[str], list[str]]:
 def _unknown(found: re.Match[str], below: list[str]) -> str:
     words = found["words"].split(", ")
     flags = [word for word in words if word.startswith("-")] or words
-    near = [line.split()[0] for line in below if line.startswith("    --")]
+    offered = sorted({line.split()[0] for line in below if line.startswith("    --")})
+    closest = [match for flag in flags for match in get_close_matches(flag, offered, n=1, cutoff=0.5)]
+    near = dict.fromkeys(closest) or offered  # the parser's own order changes from run to run
     return f"unknown option: {', '.join(flags)}" + (f"; did you mean {' or '.join(near)}?" if near else "")
 
 
