@@ -121,12 +121,16 @@ class Association(nn.Module):
     def _number(self) -> float | None:
         """β as a number, which kernels take at no cost; None if it is learned, one for each head, or traced.
 
-        It is read from the buffer once: a GPU would have to wait for it at each call.
+        From a GPU it is read once, since each call would wait for it; what is written through ``.data`` is not seen.
         """
         log_beta = self.log_beta
         if log_beta.dim() or log_beta.requires_grad or log_beta.is_meta:
             return None
-        if not is_plain(log_beta) or is_transformed() or log_beta.is_inference():
+        if not is_plain(log_beta) or is_transformed():
+            return None
+        if log_beta.device.type == "cpu":
+            return float(self.beta)
+        if log_beta.is_inference():
             return None  # what is made in inference mode has no version that says whether it has changed
         version, at = log_beta._version, log_beta.data_ptr()
         known, known_version, known_at, number = self._read
