@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
@@ -381,6 +382,8 @@ def test_schedule_values():
     assert curve.progress(2) < line.progress(2)
     with pytest.raises(ValueError, match="steps=0"):
         SinkSchedule(steps=0)
+    with pytest.raises(FrozenInstanceError):  # what is checked once stays so
+        line.steps = 0
     with pytest.raises(ValueError, match="shape='stairs'"):
         SinkSchedule(steps=1, shape="stairs")
     with pytest.raises(ValueError, match="clipped has neither"):

@@ -203,6 +203,7 @@ def test_the_report(bert, tmp_path):
     report.save(tmp_path / "new" / "report.json")
     assert Int8Report.load(tmp_path / "new" / "report.json") == report
     assert report.placement in str(report)
+    assert f"{report.size_bytes['int8'] / 1024 / 1024:.1f} MiB" in str(report).splitlines()[4]
     with pytest.raises(ValueError, match="not a valid Int8Report"):
         Int8Report.from_json("{}")
 
