@@ -1,6 +1,6 @@
 """What flows through one block of a language model, before and after: |x| by token and channel, for a picture.
 
-    python benchmarks/activations.py --before FOLDER --after FOLDER --data TEXT [--layer 20] [--out FILE]
+    python benchmarks/activations.py --before FOLDER --after FOLDER --how WORDS --data TEXT --model NAME [--layer 20]
 
 Both checkpoints read the same tokens, the first of the validation text. Neighbouring channels are joined to their
 largest, so that the file stays small. ``docs/pictures/make.py`` draws it.
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--layer", type=int, default=20, help="whose output is shown (default 20)")
     parser.add_argument("--tokens", type=int, default=48, help="(default 48)")
     parser.add_argument("--model", required=True, help="its name, for the picture")
+    parser.add_argument("--how", required=True, help="how the second was made, kept with the numbers")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "activations.json")
     given = parser.parse_args()
     data = prepare(given.data, "clm", tokenizer=given.before, length=given.tokens)
@@ -36,7 +37,7 @@ def main() -> None:
     shown = {
         when: stream(folder, batch, given.layer) for when, folder in (("before", given.before), ("after", given.after))
     }
-    about = {"model": given.model, "layer": given.layer, "channels_joined": _JOINED}
+    about = {"model": given.model, "after_is": given.how, "layer": given.layer, "channels_joined": _JOINED}
     keep(given.out, {"question": __doc__.splitlines()[0], **environment("cpu"), **about, **shown})
     for when, rows in shown.items():
         print(f"{when:7} largest |x| {max(map(max, rows)):10.1f}")

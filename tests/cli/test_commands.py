@@ -121,6 +121,7 @@ def test_without_a_command_it_shows_the_usage(capsys):
 )
 @pytest.mark.parametrize("width", ["40", None])
 def test_wrong_usage_is_said_in_one_line(command, says, width, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     if width is not None:
         monkeypatch.setenv("COLUMNS", width)
     assert main(command.split()) == 2

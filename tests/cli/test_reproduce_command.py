@@ -38,12 +38,12 @@ def test_an_experiment_from_beginning_to_page(tmp_path, capsys):
 
 
 def test_best_and_second_best_are_marked(capsys):
-    table = Table("T", ["model", "error"], [["a", "3 ± 1"], ["b", 1.25], ["c", 2]], {"error": "low"}, note="of three")
+    table = Table("T", ["model", "error"], [["a", "3 ± 0.5"], ["b", 1.25], ["c", 2]], {"error": "low"}, note="of three")
     show(Result("n", "Table 9", "about it", [table], verdicts=[Verdict("claim", "not seen", "1 of 2")]))
     out = capsys.readouterr().out
-    for words in ("a      3 ± 1", "b      1.25 *", "c      2 +", "* best, + second best", "of three"):
+    for words in ("a      3 ± 0.5", "b      1.25 *", "c      2 +", "* best, + second best", "of three"):
         assert words in out
-    assert "3 ± 1 " not in out
+    assert "3 ± 0.5 " not in out
     assert "NOT SEEN: claim\n    1 of 2" in out
 
 

@@ -198,9 +198,8 @@ def test_layers_are_named_where_vanilla_is_not_measured(tmp_path, monkeypatch):
     curve = {"steps": [1, 2], "max_inf_norm": [1.0, 2.0], "tensors": {f"layers.{i}.fc2": [1.0, 2.0] for i in range(4)}}
     conclude = find("training-outliers").conclude
     conclude({"opt-outeffhop-0": curve}, quick(tmp_path), tmp_path)
-    assert [text.get_text() for text in drawn["layers"].axes[0].get_legend().get_texts()] == [
-        f"layer {i}" for i in (1, 2)
-    ]
+    said = [text.get_text() for text in drawn["layers"].legends[0].get_texts()]
+    assert said == ["layer 1", "layer 2", "solid: vanilla", "dashed: outeffhop"]
     conclude({"opt-gated-0": curve}, quick(tmp_path), tmp_path)  # of which these two figures have nothing
     assert [text.get_text() for text in drawn["layers"].axes[0].texts] == ["not measured"]
 
