@@ -47,8 +47,8 @@ for command in (["methods"], ["presets"], ["doctor"]):
 @pytest.mark.parametrize(
     ("command", "package"),
     [
-        (["train", "--data", "builtin:text", "--out", "run"], "accelerate"),
-        (["data", "builtin:images"], "scikit-learn"),
+        pytest.param(["train", "--data", "builtin:text", "--out", "run"], "accelerate", marks=pytest.mark.slow),
+        pytest.param(["data", "builtin:images"], "scikit-learn", marks=pytest.mark.slow),
         (["reproduce", "energy", "--quick", "--out", "results"], "matplotlib"),
     ],
 )

@@ -118,17 +118,17 @@ def test_the_layers_below_the_models_need_torch_alone(name):
     "use",
     [
         "outliers.measure",
-        "outliers.OutlierReport",
+        pytest.param("outliers.OutlierReport", marks=pytest.mark.slow),
         "quantization.evaluate",
-        "models.presets.SIZES",
+        pytest.param("models.presets.SIZES", marks=pytest.mark.slow),
         "nn.OutEffHop",
-        "memory.theory.separation",
+        pytest.param("memory.theory.separation", marks=pytest.mark.slow),
         "methods.METHODS",
-        "ops.attention",
-        "explain",
-        "lab.training.train",
-        "lab.data.prepare",
-        "lab.paper.run",
+        pytest.param("ops.attention", marks=pytest.mark.slow),
+        pytest.param("explain", marks=pytest.mark.slow),
+        pytest.param("lab.training.train", marks=pytest.mark.slow),
+        pytest.param("lab.data.prepare", marks=pytest.mark.slow),
+        pytest.param("lab.paper.run", marks=pytest.mark.slow),
     ],
 )
 def test_names_work_after_importing_the_package_alone(use):
@@ -182,8 +182,8 @@ def test_all_names_exist():
         "import outeffhop, transformers",
         "import transformers, outeffhop",
         "from transformers import BertModel; import outeffhop",
-        "import outeffhop.models",
-        "import outeffhop.quantization.fold",
+        pytest.param("import outeffhop.models", marks=pytest.mark.slow),
+        pytest.param("import outeffhop.quantization.fold", marks=pytest.mark.slow),
     ],
 )
 def test_transformers_knows_the_methods_whichever_comes_first(order):

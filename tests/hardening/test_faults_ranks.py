@@ -39,7 +39,8 @@ os._exit(code)
 """
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_hangs_is_named(rank, tmp_path):
     out = tmp_path / "run"
     settings = dict(max_steps=6, batch_size=4, eval_batches=1, log_steps=1, save_steps=2, outlier_batches=1)

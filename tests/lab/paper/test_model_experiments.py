@@ -314,6 +314,7 @@ def test_cost_times_both_methods_and_keeps_main_memory_over_time(tmp_path):
     assert result.verdicts[1].verdict in ("confirmed", "contradicted")
 
 
+@pytest.mark.slow
 def test_main_memory_is_of_the_process_that_trains():
     ballast = torch.ones(200_000_000)  # 0.8 GB in this process
     host = host_memory("stanhop", "vanilla", Settings(quick=True), 2)

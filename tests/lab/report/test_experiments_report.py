@@ -206,7 +206,7 @@ def seen_by_a_browser(text, folder, width):
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [400, 1300])
+@pytest.mark.parametrize("width", [400, pytest.param(1300, marks=pytest.mark.slow)])
 def test_a_browser_shows_it_whole(tmp_path, width):
     for name in ("table1", "cost"):
         make(tmp_path, name, word="a long name of a method")

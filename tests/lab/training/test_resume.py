@@ -66,7 +66,8 @@ def test_killed_while_files_are_written(whole_run, cache, tmp_path):
     same(whole_run("opt"), out)
 
 
-@pytest.mark.parametrize("model", ["bert", pytest.param("stanhop", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["bert", "stanhop"])
 def test_with_dropout(model, whole_run, cache, tmp_path):
     """Its random numbers are the ones that would have come."""
     same(whole_run(model), killed(config(model, "", cache), tmp_path, ["step", 7], ["rename", 1]))
@@ -81,6 +82,7 @@ def test_at_the_end_of_an_epoch(cache, tmp_path):
     same(tmp_path / "whole", out)
 
 
+@pytest.mark.slow
 def test_with_accumulation_and_few_checkpoints_kept(cache, tmp_path):
     run = config("bert", tmp_path / "whole", cache, accumulate=2, keep=1, save_steps=3, log_steps=2)
     train(run, quiet=True)
@@ -207,7 +209,7 @@ def spoiled(model, out, cache, **train):
     return config(model, out, cache, **(dict(lr=SPOILED[model], warmup_steps=6, patience=0) | often | train))
 
 
-@pytest.mark.parametrize("model", ["opt", "vit", "stanhop"])
+@pytest.mark.parametrize("model", ["opt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vit", "stanhop"))])
 def test_the_best_step_survives_every_kill(model, cache, tmp_path):
     run = spoiled(model, tmp_path / "whole", cache)
     found = train(run, quiet=True)
