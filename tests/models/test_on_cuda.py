@@ -1,6 +1,7 @@
 """Models on a GPU: what the fused kernels make of whole models, against the same models computed plainly."""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
@@ -80,11 +81,28 @@ def test_stanhop_on_cuda(method):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_gpt_oss_trains_with_the_gradients_of_eager(packed):
-    """Its windows and sinks by the fused kernels in bfloat16, as near to float64 as eager attention is."""
-    generator = torch.Generator().manual_seed(0)
+    """Its windows and sinks by the fused kernels in bfloat16, as near to float64 as eager attention is.
+
+    Rounding makes 0.2 % to 5 % of a sink's gradient, by chance: only over several models do two ways compare.
+    """
+    squares = {"fused": Counter(), "eager": Counter()}
+    for seed in range(8):
+        exact, eager, fused = gpt_oss_gradients(seed, packed)
+        assert any("sinks" in name for name in exact)
+        for way, found in (("eager", eager), ("fused", fused)):
+            for name, truth in exact.items():
+                squares[way][name] += ((found[name] - truth).norm() / truth.norm()).item() ** 2 / 8
+    for name, square in squares["fused"].items():
+        error, allowed = square**0.5, squares["eager"][name] ** 0.5
+        assert error <= 2 * allowed, f"{name}: {error:.1e}, eager {allowed:.1e}"
+
+
+def gpt_oss_gradients(seed, packed):
+    """Of the same model and sequences: exact, and in bfloat16 by eager and by fused attention."""
+    generator = torch.Generator().manual_seed(seed)
     lengths = (13, 1, 30) if packed else (44,)
     sequences = [torch.randint(3, VOCAB, (n,), generator=generator) for n in lengths]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     settings = config("gpt-oss")
     settings.num_experts_per_tok = settings.num_local_experts  # rounding cannot choose another expert
     start = stir(from_config(MODELS["gpt-oss"][1], settings, "outeffhop"))
@@ -105,8 +123,4 @@ def test_gpt_oss_trains_with_the_gradients_of_eager(packed):
         return {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
 
     exact, eager = gradients("eager", torch.float64), gradients("eager", torch.bfloat16)
-    fused = gradients("outeffhop", torch.bfloat16)
-    assert any("sinks" in name for name in exact)
-    for name, truth in exact.items():
-        error, allowed = (fused[name] - truth).norm(), (eager[name] - truth).norm()
-        assert error <= 2 * allowed + 1e-2 * truth.norm(), f"{name}: {error:.1e}, eager {allowed:.1e}"
+    return exact, eager, gradients("outeffhop", torch.bfloat16)

@@ -20,7 +20,7 @@ from transformers import (
 
 from outeffhop.outliers import measure, tails
 from outeffhop.outliers.penalty import OutlierPenalty
-from outeffhop.outliers.tails import excess_range, fourth_power, log_kurtosis, log_tail
+from outeffhop.outliers.tails import excess_range, excess_size, fourth_power, log_kurtosis, log_tail
 
 
 def plain(x, keep=None):
@@ -55,6 +55,20 @@ def ranges(x, keep=None):
     return excess_range(x, keep, free=1.0)
 
 
+def plain_size(x, keep=None, free=1.0, size=1.5):
+    found = []
+    for i, sample in enumerate(x):
+        sample = sample if keep is None else sample[keep[i]]
+        r = torch.log((sample**8).mean() / sample.abs().mean().clamp(max=size) ** 8) / 2
+        found.append((r - free).clamp(min=0) ** 2)
+    return torch.stack(found).mean()
+
+
+def sizes(x, keep=None):
+    """Of the samples below, some are larger on average and some are not."""
+    return excess_size(x, keep, free=1.0, size=1.5)
+
+
 def plain_fourth(x, keep=None, scale=3.0):
     return ((x if keep is None else x[keep]) / scale).pow(4).mean()
 
@@ -64,7 +78,13 @@ MASK = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 1, 1, 0]], dtype=t
 
 @pytest.mark.parametrize(
     ("function", "truth"),
-    [(log_kurtosis, plain), (log_tail, plain_tail), (ranges, plain_range), (fourth_power, plain_fourth)],
+    [
+        (log_kurtosis, plain),
+        (log_tail, plain_tail),
+        (ranges, plain_range),
+        (sizes, plain_size),
+        (fourth_power, plain_fourth),
+    ],
 )
 @pytest.mark.parametrize("keep", [None, MASK])
 def test_value_and_gradient_are_those_of_the_definition(function, truth, keep):
@@ -87,7 +107,7 @@ def test_compiled_by_itself_as_on_a_gpu(keep, monkeypatch):
         torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
 
 
-@pytest.mark.parametrize("function", [log_kurtosis, log_tail, ranges, fourth_power])
+@pytest.mark.parametrize("function", [log_kurtosis, log_tail, ranges, sizes, fourth_power])
 def test_gradcheck(function):
     torch.manual_seed(0)
     x = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
@@ -121,6 +141,19 @@ def test_what_is_free():
     x[0, 0, 0], x[1, 0, 0] = 14.0, 1e3  # far enough out that both samples cost
     torch.testing.assert_close(excess_range(x), plain_range(x, free=5.0))
     assert excess_range(x[:1]) > 0
+
+
+def test_a_size_costs_only_beyond_a_mean_of_ten():
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 64, dtype=torch.float64)
+    x[0, 0, 0], x[1, 0, 0] = 14.0, 1e3
+    torch.testing.assert_close(excess_size(x), excess_range(x))
+    gaussian = torch.randn(1, 64, 64)
+    assert excess_size(10 * gaussian) == 0  # a mean size of 8
+    large = (200 * gaussian).requires_grad_()
+    assert excess_range(large) == 0
+    excess_size(large).backward()
+    assert (large.grad * large > 0).all()  # every value is pressed towards 0, as its power is
 
 
 @pytest.mark.parametrize("function", [log_kurtosis, log_tail])

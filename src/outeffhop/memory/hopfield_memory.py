@@ -149,8 +149,8 @@ class HopfieldMemory:
                 steps=None. A query that reaches the limit has converged False.
             trace: also return the energy before and after each update; this takes one more evaluation.
             precision: of the products with patterns and values, for softmax models in float32. "exact" is the memory's
-                own dtype. "tf32" rounds what is multiplied to 10 bits (CUDA only), "bfloat16" to 7 bits; sums stay in
-                float32. A tol below the rounding is raised to it.
+                own dtype. "tf32" rounds what is multiplied to 10 bits (on CUDA, where no gradient is asked for),
+                "bfloat16" to 7 bits; sums stay in float32. A tol below the rounding is raised to it.
         """
         check_queries(x, self._active)
         if trace:
