@@ -1,11 +1,13 @@
 """What mending buys a checkpoint, beside its rivals: every contender is fine-tuned alike and measured on every text.
 
     python benchmarks/mending.py run NAME OUT --checkpoint FOLDER --data TEXT [--texts NAME=TEXT ...] [--steps N] ...
+    python benchmarks/mending.py run NAME OUT --checkpoint FOLDER --data TEXT [--texts NAME=TEXT ...] --cut
     python benchmarks/mending.py collect OUT --result FILE
 
 ``run`` fine-tunes one contender with the recipe of ``outeffhop mend`` and writes OUT/NAME.json; with ``--steps 0`` it
-measures the checkpoint as it came. Contenders are processes of their own, so several can share a GPU. One that was
-interrupted goes on when it is started again. ``collect`` joins what is in OUT.
+measures the checkpoint as it came. Contenders are processes of their own, so several can share a GPU; ``--cut`` cuts
+and keeps the texts, or each would. One that was interrupted goes on when it is started again. ``collect`` joins what
+is in OUT.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ def main() -> None:
     run.add_argument("--data", required=True, help="text to fine-tune on")
     run.add_argument("--texts", nargs="+", default=[], metavar="NAME=TEXT", help="to measure on; default: the data")
     run.add_argument("--steps", type=int, default=1000, help="0: measure the checkpoint as it came (default 1000)")
+    run.add_argument("--cut", action="store_true", help="only cut the texts into samples, and keep them")
     run.add_argument("--method", default="auto")
     run.add_argument("--plain", action="store_true", help="without any remedy")
     run.add_argument("--penalty", type=float, help="weight of the penalty; default: the recipe's")
@@ -83,13 +86,17 @@ def contend(given: argparse.Namespace) -> None:
         device=given.device,
     )
     resolved = recipe(config, plain=given.plain)
+    texts = dict(text.split("=", 1) for text in given.texts) or {"data": given.data}
+    if given.cut:
+        for text in {given.data, *texts.values()}:
+            prepare_data(dataclasses.replace(resolved, data=text))
+        return
     folder, seconds = Path(given.checkpoint), 0.0
     if given.steps:
         fitted = with_steps(resolved, given.steps, str(given.out / given.name))
         begin = time.perf_counter()
         train(fitted, resume=True)
         seconds, folder = time.perf_counter() - begin, RunFolder(fitted.out).model
-    texts = dict(text.split("=", 1) for text in given.texts) or {"data": given.data}
     model: Any = load_checkpoint(folder)
     model.to(given.device)
     shown = {name: measured(model, dataclasses.replace(resolved, data=text), given) for name, text in texts.items()}

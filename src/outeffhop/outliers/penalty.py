@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from outeffhop._naming import known
 from outeffhop.models.real_tokens import RealTokens
-from outeffhop.outliers.tails import excess_range, fourth_power, log_kurtosis, log_tail
+from outeffhop.outliers.tails import excess_range, excess_size, fourth_power, log_kurtosis, log_tail
 from outeffhop.outliers.tensors import Pick, pick
 
 if TYPE_CHECKING:
@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "OutlierPenalty"]
 
-KINDS = {"log_tail": log_tail, "excess_range": excess_range, "log_kurtosis": log_kurtosis, "fourth_power": fourth_power}
+KINDS = {
+    "log_tail": log_tail,
+    "excess_range": excess_range,
+    "excess_size": excess_size,
+    "log_kurtosis": log_kurtosis,
+    "fourth_power": fourth_power,
+}
 
 
 class OutlierPenalty:
@@ -44,7 +50,8 @@ class OutlierPenalty:
         model: any transformers model, or any module with patterns for ``tensors``.
         weight: of the penalty in the loss, after the warm-up.
         kind: "log_tail", log(mean x⁴ / (mean |x|)⁴); "excess_range", which costs nothing where a tail is short and
-            presses longest tails hardest; "log_kurtosis", the logarithm of the paper's own measure, which has no
+            presses longest tails hardest; "excess_size", which also costs where all values of a tensor are large;
+            "log_kurtosis", the logarithm of the paper's own measure, which has no
             gradient where one value outweighs all others; or "fourth_power", mean (x/3)⁴, which has a scale.
         tensors: which ones, as for ``outliers.measure``.
         warmup_steps: optimizer steps over which ``callback`` raises the weight from 0.
@@ -55,7 +62,7 @@ class OutlierPenalty:
         model: nn.Module,
         weight: float = 0.1,
         *,
-        kind: Literal["log_tail", "excess_range", "log_kurtosis", "fourth_power"] = "log_tail",
+        kind: Literal["log_tail", "excess_range", "excess_size", "log_kurtosis", "fourth_power"] = "log_tail",
         tensors: str | Sequence[str] = "paper",
         warmup_steps: int = 0,
     ) -> None:

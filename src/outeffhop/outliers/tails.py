@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["excess_range", "fourth_power", "log_kurtosis", "log_tail"]
+__all__ = ["excess_range", "excess_size", "fourth_power", "log_kurtosis", "log_tail"]
 
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -44,6 +45,14 @@ def excess_range(x: Tensor, keep: Tensor | None = None, free: float = 5.0) -> Te
     return (_tails(x, keep, 8) - free).relu().square().mean()
 
 
+def excess_size(x: Tensor, keep: Tensor | None = None, free: float = 5.0, size: float = 10.0) -> Tensor:
+    """``excess_range`` against a mean |x| of at most ``size``: it also presses tensors whose values are all large.
+
+    The range of 8 bits does not mind a scale, and neither do layers behind a norm. The inf norm does.
+    """
+    return (_tails(x, keep, 8, size) - free).relu().square().mean()
+
+
 def log_kurtosis(x: Tensor, keep: Tensor | None = None) -> Tensor:
     """log(m₄ / m₂²) about the mean of each sample, averaged over samples: a Gaussian has log 3.
 
@@ -66,32 +75,33 @@ def fourth_power(x: Tensor, keep: Tensor | None = None, scale: float = 3.0) -> T
     return (powers * mask).sum() / (mask.sum() * (powers.numel() / mask.numel())).clamp(min=1)
 
 
-def _tails(x: Tensor, keep: Tensor | None, order: int) -> Tensor:
-    """4/order · log(mean |x|^order / (mean |x|)^order) of each sample, [B]; 0 for a sample of zeros."""
-    return _Tails.apply(x, keep, order)  # type: ignore[no-any-return]
+def _tails(x: Tensor, keep: Tensor | None, order: int, most: float = math.inf) -> Tensor:
+    """4/order · log(mean |x|^order / min(mean |x|, most)^order) of each sample, [B]; 0 for a sample of zeros."""
+    return _Tails.apply(x, keep, order, most)  # type: ignore[no-any-return]
 
 
 class _Tails(torch.autograd.Function):
-    """Exact gradient: ∂/∂x = 4 sign(x) [|x|^(order−1) / Σ|x|^order − 1 / Σ|x|]."""
+    """Exact gradient: ∂/∂x = 4 sign(x) [|x|^(order−1) / Σ|x|^order − 1 / Σ|x|], the second where mean |x| counts."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, keep: Tensor | None, order: int) -> Tensor:
-        tails, unit, sums, powers = _fused(_tail, x)(x.detach(), keep, order)
+    def forward(ctx: Any, x: Tensor, keep: Tensor | None, order: int, most: float) -> Tensor:
+        tails, unit, sums, powers = _fused(_tail, x)(x.detach(), keep, order, most)
         ctx.save_for_backward(x, keep, unit, sums, powers)
         ctx.order = order
         return tails
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         x, keep, unit, sums, powers = ctx.saved_tensors
-        return _fused(_tail_gradient, x)(grad, x, keep, unit, sums, powers, ctx.order), None, None
+        return _fused(_tail_gradient, x)(grad, x, keep, unit, sums, powers, ctx.order), None, None, None
 
 
-def _tail(x: Tensor, keep: Tensor | None, order: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _tail(x: Tensor, keep: Tensor | None, order: int, most: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The tails [B], and of each sample [B, 1, ...] its largest size, and Σ|x| and Σ|x|^order in that unit.
 
-    In another unit the powers of a float32 would overflow beside large values or vanish beside small ones.
+    In another unit the powers of a float32 would overflow beside large values or vanish beside small ones. Σ|x| is
+    infinite where it does not count.
     """
     dims = tuple(range(1, x.dim()))
     values, count = _counted(x, keep)
@@ -102,8 +112,10 @@ def _tail(x: Tensor, keep: Tensor | None, order: int) -> tuple[Tensor, Tensor, T
     sums = values.sum(dims, keepdim=True)
     powers = _power(values, order).sum(dims, keepdim=True)
     sums, powers = torch.where(alive, sums, torch.inf), torch.where(alive, powers, torch.inf)
-    ratio = torch.log(powers / count) - order * torch.log(sums / count)
-    return torch.where(alive, ratio, 0).flatten() * (4 / order), unit, sums, powers
+    mean = sums / count
+    counts = mean * unit <= most
+    ratio = torch.log(powers / count) - order * torch.log(torch.where(counts, mean, most / unit))
+    return torch.where(alive, ratio, 0).flatten() * (4 / order), unit, torch.where(counts, sums, torch.inf), powers
 
 
 def _tail_gradient(

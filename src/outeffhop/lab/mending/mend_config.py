@@ -25,7 +25,7 @@ class MendConfig:
         steps: optimizer steps.
         minutes: train for about this long instead of a number of steps; 10 by default.
         penalty: weight of the penalty on outliers in the loss; by default that of the recipe.
-        penalty_kind: log_tail, excess_range, log_kurtosis or fourth_power; see train.penalty-kind.
+        penalty_kind: log_tail, excess_range, excess_size, log_kurtosis or fourth_power; see train.penalty-kind.
         weight_bound: largest weight of a matrix, in its standard deviations, that is left in the end; 0: any.
         lr: highest learning rate; by default 3e-4 for text with labels, 2e-4 or less for others.
         teacher: checkpoint whose outputs are imitated instead of learning from labels; CHECKPOINT itself is allowed,
@@ -51,7 +51,7 @@ class MendConfig:
     steps: int | None = None
     minutes: float | None = None
     penalty: float | None = None
-    penalty_kind: Literal["log_tail", "excess_range", "log_kurtosis", "fourth_power"] | None = None
+    penalty_kind: Literal["log_tail", "excess_range", "excess_size", "log_kurtosis", "fourth_power"] | None = None
     weight_bound: float = 16.0
     lr: float | None = None
     teacher: str | None = None

@@ -29,6 +29,7 @@ _RATES = {  # by task
 _PENALTIES = {
     "log_tail": (0.1, "paper"),
     "excess_range": (0.02, "paper+inputs"),
+    "excess_size": (0.02, "paper+inputs"),
     "log_kurtosis": (0.1, "paper"),
     "fourth_power": (0.1, "paper"),
 }

@@ -63,8 +63,8 @@ class TrainConfig:
         betas: moment decay rates of Adam.
         clip_norm: largest gradient norm; 0: no clipping.
         penalty: weight of a penalty on the outliers of outlier_tensors in the loss, after warmup_steps; 0: none.
-        penalty_kind: log_tail, excess_range (nothing for short tails, more for long ones), log_kurtosis (which
-            saturates beside one huge value) or fourth_power.
+        penalty_kind: log_tail, excess_range (nothing for short tails, more for long ones), excess_size (also
+            where all values are large), log_kurtosis (which saturates beside one huge value) or fourth_power.
         penalty_tensors: what it is on, as for outlier_tensors, which is the default.
         weight_bound: largest weight of a matrix, in its standard deviations, from the middle of the run on; 0: any.
         anneal_steps: with --init, steps from softmax to the method's sinks and gates; a third of max_steps by default.
@@ -103,7 +103,7 @@ class TrainConfig:
     betas: tuple[float, float] | None = None
     clip_norm: float | None = None
     penalty: float = 0.0
-    penalty_kind: Literal["log_tail", "excess_range", "log_kurtosis", "fourth_power"] = "log_tail"
+    penalty_kind: Literal["log_tail", "excess_range", "excess_size", "log_kurtosis", "fourth_power"] = "log_tail"
     penalty_tensors: str | None = None
     weight_bound: float = 0.0
     anneal_steps: int | None = None
