@@ -24,8 +24,10 @@ class MendConfig:
         method: auto keeps the architecture; any other is a method that the model is converted to.
         steps: optimizer steps.
         minutes: train for about this long instead of a number of steps; 10 by default.
-        penalty: weight of the penalty on outliers in the loss; by default that of the recipe.
-        penalty_kind: log_tail, excess_range, excess_size, log_kurtosis or fourth_power; see train.penalty-kind.
+        penalty: weight of the penalty on outliers in the loss; default: 0.02 for excess_range, half of it with a
+            teacher.
+        penalty_kind: excess_range (default), excess_size, log_tail, log_kurtosis or fourth_power; see
+            train.penalty-kind.
         weight_bound: largest weight of a matrix, in its standard deviations, that is left in the end; 0: any.
         lr: highest learning rate; by default 3e-4 for text with labels, 2e-4 or less for others.
         teacher: checkpoint whose outputs are imitated instead of learning from labels; CHECKPOINT itself is allowed,

@@ -98,7 +98,8 @@ def run_mending(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             "mend measures and fine-tunes in one process: start it without torchrun; on several GPUs, use "
-            "outeffhop train --init CHECKPOINT --train.penalty 0.1 --train.weight-bound 16"
+            "outeffhop train --init CHECKPOINT --train.penalty 0.02 --train.penalty-kind excess_range "
+            "--train.weight-bound 16"
         )
     out = Path(config.out)
     begun = mending_file(out).is_file()
