@@ -92,3 +92,25 @@ def test_a_gated_layer_starts_as_init_times_the_ungated_one():
     torch.testing.assert_close(gated(x)[0], 0.25 * plain(x)[0])
     extra = sum(p.numel() for p in gated.parameters()) - sum(p.numel() for p in plain.parameters())
     assert extra == 2 * 4 + 2
+
+
+@pytest.mark.parametrize("gate", ["token", "head"])
+def test_many_tokens_have_the_openings_and_gradients_of_few(gate):
+    torch.manual_seed(0)
+    module = Gate(GateSpec(gate, "linear"), 12, 3).double()
+    with torch.no_grad():
+        module.weight.normal_()
+    x = torch.randn(90, 12, dtype=torch.float64, requires_grad=True)
+    predicted = module._predict(x)  # by one matrix product
+    expected = torch.cat([module._predict(some) for some in x.split(30)])
+    torch.testing.assert_close(predicted, expected)
+    leaves = x, module.weight
+    for ours, theirs in zip(
+        torch.autograd.grad(predicted.sin().sum(), leaves),
+        torch.autograd.grad(expected.sin().sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+    seen = torch.autograd.functional.jacobian(module._predict, x[:64])[5, 1]  # of the second head's opening at token 5
+    assert seen.nonzero()[:, 0].unique().tolist() == [5]
+    assert seen.nonzero()[:, 1].unique().tolist() == [4, 5, 6, 7]  # its own part

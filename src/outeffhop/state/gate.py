@@ -11,6 +11,8 @@ from outeffhop.methods import GateSpec
 
 __all__ = ["Gate", "gated"]
 
+_MANY = 64  # tokens for which a matrix product pays; generation has fewer
+
 
 class Gate(nn.Module):
     """sigmoid(G(x) + logit(init)) per head, x [B, L, embed_dim] → openings [B, L or 1, H], or [B, L, H, head_dim].
@@ -105,7 +107,12 @@ class Gate(nn.Module):
             parts = torch.relu(torch.einsum("...hd,hwd->...hw", parts, self.hidden_weight) + self.hidden_bias)
         if self.spec.gate == "element":
             return torch.einsum("...hd,hcd->...hc", parts, self.weight)
-        return (parts * self.weight).sum(-1)
+        if self.spec.predictor == "mlp" or math.prod(x.shape[:-1]) < _MANY:
+            return (parts * self.weight).sum(-1)
+        # Each head's weights beside zeros for the others' parts: one matrix product reads x once and writes next to
+        # nothing, where parts * weight would be as large as x.
+        alone = torch.diag_embed(self.weight.T, dim1=0, dim2=1)  # [H, H, d]
+        return nn.functional.linear(x, alone.flatten(1))
 
     def extra_repr(self) -> str:
         return f"{self.spec}, embed_dim={self.embed_dim}, num_heads={self.num_heads}"
