@@ -6,8 +6,8 @@
 
 ``run`` fine-tunes one contender with the recipe of ``outeffhop mend`` and writes OUT/NAME.json; with ``--steps 0`` it
 measures the checkpoint as it came. Contenders are processes of their own, so several can share a GPU; ``--cut`` cuts
-and keeps the texts, or each would. One that was interrupted goes on when it is started again. ``collect`` joins what
-is in OUT.
+and keeps the texts, or each would. One that was interrupted goes on when it is started again; what it has measured
+until then is in OUT/NAME.part.json. ``collect`` joins what is in OUT.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from outeffhop.lab.mending.mend_recipe import recipe, with_steps
 from outeffhop.lab.training import RunConfig, RunFolder, prepare_data, train
 from outeffhop.models import load_checkpoint
 from outeffhop.outliers import measure
-from outeffhop.quantization import SCHEMES, evaluate
+from outeffhop.quantization import SCHEMES, Scheme, evaluate
 
 _WORST = 8  # tensors to blame that are kept
 
@@ -99,37 +100,50 @@ def contend(given: argparse.Namespace) -> None:
         seconds, folder = time.perf_counter() - begin, RunFolder(fitted.out).model
     model: Any = load_checkpoint(folder)
     model.to(given.device)
-    shown = {name: measured(model, dataclasses.replace(resolved, data=text), given) for name, text in texts.items()}
     tuning = dataclasses.asdict(resolved.train)
     kept = ("batch_size", "lr", "penalty", "penalty_kind", "penalty_tensors", "weight_bound", "precision", "seed")
-    keep(
-        given.out / f"{given.name}.json",
-        {
-            "contender": given.name,
-            **environment(given.device),
-            "method": resolved.method,
-            "steps": given.steps,
-            "length": resolved.samples.length,
-            **({name: tuning[name] for name in kept} if given.steps else {}),
-            "seconds": seconds,
-            "texts": shown,
-        },
-    )
+    result: dict[str, Any] = {
+        "contender": given.name,
+        **environment(given.device),
+        "method": resolved.method,
+        "steps": given.steps,
+        "length": resolved.samples.length,
+        **({name: tuning[name] for name in kept} if given.steps else {}),
+        "seconds": seconds,
+        "texts": {},
+    }
+    part = given.out / f"{given.name}.part.json"
+    if part.exists():
+        before = json.loads(part.read_text())
+        result |= {"texts": before["texts"], "seconds": max(seconds, before["seconds"])}
+    for name, text in texts.items():
+        found = result["texts"].setdefault(name, {"quantized": {}})
+        measure_into(found, model, dataclasses.replace(resolved, data=text), given, lambda: keep(part, result))
+    keep(given.out / f"{given.name}.json", result)
+    part.unlink(missing_ok=True)
 
 
-def measured(model: Any, run: RunConfig, given: argparse.Namespace) -> dict[str, Any]:
-    """The model's outliers on the validation split of a text, and its metrics in floating point and by each scheme."""
+def measure_into(
+    found: dict[str, Any], model: Any, run: RunConfig, given: argparse.Namespace, save: Callable[[], None]
+) -> None:
+    """The model's outliers on the validation split of a text, and its metrics in floating point and by each scheme.
+
+    What ``found`` contains already is not measured again; it is saved after each scheme.
+    """
     data: Prepared = prepare_data(run)
     evaluation = list(batches(data.validation, data.eval_collate, given.batch_size, limit=given.batches))
-    outliers = measure(model, evaluation, special_ids=marking_ids(data.tokenizer))
-    found: dict[str, Any] = {
-        "samples": sum(len(batch["input_ids"]) for batch in evaluation),
-        "max_inf_norm": outliers.max_inf_norm,
-        "avg_kurtosis": outliers.avg_kurtosis,
-        "max_abs": outliers.max_abs,
-        "quantized": {},
-    }
+    if "samples" not in found:
+        outliers = measure(model, evaluation, special_ids=marking_ids(data.tokenizer))
+        found |= {
+            "samples": sum(len(batch["input_ids"]) for batch in evaluation),
+            "max_inf_norm": outliers.max_inf_norm,
+            "avg_kurtosis": outliers.avg_kurtosis,
+            "max_abs": outliers.max_abs,
+        }
+        save()
     for scheme in given.schemes:
+        if str(Scheme.parse(scheme)) in found["quantized"]:
+            continue
         report = evaluate(
             model,
             lambda seed: random_batches(data.train, data.eval_collate, given.batch_size, given.batches, seed),
@@ -143,8 +157,8 @@ def measured(model: Any, run: RunConfig, given: argparse.Namespace) -> dict[str,
             name: report.mean(name),
             "worst": [each.name for each in report.worst[:_WORST]],
         }
+        save()
         print(f"{given.name:30} {report.scheme:20} {report.full[name]:10.3f} → {report.mean(name):12.3f}", flush=True)
-    return found
 
 
 def collect(given: argparse.Namespace) -> None:
