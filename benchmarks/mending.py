@@ -32,6 +32,7 @@ from outeffhop.lab.training import RunConfig, RunFolder, prepare_data, train
 from outeffhop.models import load_checkpoint
 from outeffhop.outliers import measure
 from outeffhop.quantization import SCHEMES, Scheme, evaluate
+from outeffhop.quantization.observers import RANGES
 
 _WORST = 8  # tensors to blame that are kept
 
@@ -58,6 +59,7 @@ def main() -> None:
     run.add_argument("--batch-size", type=int, default=16)
     run.add_argument("--batches", type=int, default=16, help="to measure on, and to calibrate on (default 16)")
     run.add_argument("--schemes", nargs="+", default=[*SCHEMES, "W4A8 paper", "W8A8KV8 paper"])
+    run.add_argument("--range", choices=RANGES, help="of static ranges where everything is quantized")
     run.add_argument("--precision", default="bf16", choices=["fp32", "bf16"])
     run.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     run.set_defaults(command=contend)
@@ -108,6 +110,7 @@ def contend(given: argparse.Namespace) -> None:
         "method": resolved.method,
         "steps": given.steps,
         "length": resolved.samples.length,
+        "range": given.range or "running",
         **({name: tuning[name] for name in kept} if given.steps else {}),
         "seconds": seconds,
         "texts": {},
@@ -141,9 +144,11 @@ def measure_into(
             "max_abs": outliers.max_abs,
         }
         save()
-    for scheme in given.schemes:
-        if str(Scheme.parse(scheme)) in found["quantized"]:
+    for scheme in map(Scheme.parse, given.schemes):
+        if str(scheme) in found["quantized"]:
             continue
+        if scheme.placement == "paper" and not scheme.dynamic:
+            scheme = scheme.with_range(given.range)
         report = evaluate(
             model,
             lambda seed: random_batches(data.train, data.eval_collate, given.batch_size, given.batches, seed),
