@@ -71,6 +71,7 @@ class Kernel:
     plans: bool = False  # makes a plan for each shape it has not seen
     banded: bool = False  # serves windows and packed batches, and only those
     ragged_window: bool = True  # top-left windows with Lq ≠ Lk
+    node: bool = False  # autograd's node of the forward hands what it returned, out and lse, to the backward
 
     def missing(self) -> str | None:
         """Why this PyTorch cannot run the kernel at all; None if it can."""
@@ -289,6 +290,7 @@ KERNELS = {
             deterministic=False,
             one_key=False,
             plans=True,
+            node=True,
         ),
         Kernel(
             name="cuda_flash",
@@ -306,6 +308,7 @@ KERNELS = {
             largest_size=256,
             bias=False,
             ragged_causal=False,
+            node=True,
         ),
         Kernel(
             name="efficient",
@@ -324,6 +327,7 @@ KERNELS = {
             broadcast_bias=False,
             bias_alignment=8,
             grouped=False,
+            node=True,
         ),
         Kernel(
             name="cpu",
@@ -334,6 +338,7 @@ KERNELS = {
             dtypes=(*_HALF, torch.float32, torch.float64),
             wide_bias=True,
             dropout=False,
+            node=True,
         ),
         Kernel(
             name="cuda_window",

@@ -22,6 +22,7 @@ __all__ = [
     "is_transformed",
     "is_watched",
     "only_its_forward",
+    "saves_unchanged",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -59,6 +60,11 @@ def only_its_forward(module: nn.Module) -> bool:
     """Whether calling the module runs the forward of its class and nothing else: no hooks, no forward of its own."""
     hooks = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
     return not (hooks or "forward" in module.__dict__ or nn.modules.module._has_any_global_hook())
+
+
+def saves_unchanged() -> bool:
+    """Whether autograd saves tensors as they are: no hook packs them, as for offloading or checkpointing."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
 def below_autograd(op: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
