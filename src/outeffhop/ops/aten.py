@@ -41,17 +41,19 @@ def attend(name: str, call: Call) -> tuple[Tensor, Tensor | None]:
         query, key, value = (pad(t, (0, size - t.shape[3])) for t in (query, key, value))
     if not (query.stride(3) == key.stride(3) == value.stride(3) == 1 or size == 1):  # as the kernels need it
         query, key, value = (t if t.stride(3) == 1 else t.contiguous() for t in (query, key, value))
-    options = Options(call.dropout_p, call.is_causal, call.scale, call.window, call.packed)
     learned, number = (call.sink, 0.0) if isinstance(call.sink, Tensor) else (None, call.sink)
     if torch.compiler.is_compiling() and not is_exporting():
-        flat = *options[:4], *(call.packed or (None, None, 0, 0))
+        flat = call.dropout_p, call.is_causal, call.scale, call.window, *(call.packed or (None, None, 0, 0))
         out, lse = torch.ops.outeffhop.attend.default(query, key, value, bias, learned, number, *flat, name)
-    elif call.needs_grad and learned is None and not call.return_lse and _has_node(kernel, query, key, value):
-        out, lse = _by_node(kernel, query, key, value, bias, number, options)
-    elif call.needs_grad:
-        out, lse = _Attend.apply(name, query, key, value, bias, learned, number, options)
+    elif not call.needs_grad:
+        out, lse, _, _ = kernel.forward(query, key, value, bias, call)
+        out, lse = _with_sink(out, lse, call.sink, bias is not None or kernel.banded, call.return_lse)
     else:
-        out, lse, _, _ = _forward(name, query, key, value, bias, learned, number, options, call.return_lse)
+        options = Options(call.dropout_p, call.is_causal, call.scale, call.window, call.packed)
+        if learned is None and not call.return_lse and _has_node(kernel, query, key, value):
+            out, lse = _by_node(kernel, query, key, value, bias, number, options)
+        else:
+            out, lse = _Attend.apply(name, query, key, value, bias, learned, number, options)
     if size != value_size:
         out = out[..., :value_size]
     return out, _public_lse(lse, call) if call.return_lse else None
@@ -93,13 +95,12 @@ def _forward(
     learned: Tensor | None,
     number: float,
     options: Options,
-    needs_lse: bool = True,
 ) -> Saved:
-    """What the kernel leaves, with the sink in it; without ``needs_lse``, its logsumexp is not of use."""
+    """What the kernel leaves, with the sink in it."""
     kernel = KERNELS[name]
     out, lse, rng0, rng1 = kernel.forward(query, key, value, bias, options)
     sink = number if learned is None else learned
-    out, lse = _with_sink(out, lse, sink, bias is not None or kernel.banded, needs_lse)
+    out, lse = _with_sink(out, lse, sink, bias is not None or kernel.banded)
     return Saved(out, lse, rng0, rng1)
 
 

@@ -113,4 +113,6 @@ def _with_column(t: Tensor, column: Tensor, multiple: int) -> Tensor:
 def _per_head(sink: float | Tensor, lse: Tensor) -> Tensor:
     if not isinstance(sink, Tensor):
         return torch.full((), sink, dtype=lse.dtype, device=lse.device)
-    return sink.to(lse.dtype).reshape(-1, *(1,) * (lse.dim() - 2))
+    if sink.dtype != lse.dtype:
+        sink = sink.to(lse.dtype)
+    return sink.unsqueeze(-1) if lse.dim() == 3 else sink.reshape(-1, *(1,) * (lse.dim() - 2))
