@@ -120,3 +120,14 @@ def test_what_autograd_saves():
     checkpoint(note, X.clone().requires_grad_(), use_reentrant=False).sum().backward()
     assert said == [False, False]
     assert torch_state.saves_unchanged()
+
+
+def test_autocast_of_any_device():
+    assert not torch_state.is_autocast_anywhere()
+    for device in ("cpu", "cuda"):
+        with torch.autocast(device, torch.bfloat16), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # no such device
+            assert torch_state.is_autocast_anywhere() == torch.is_autocast_enabled(device)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch_state.is_autocast_anywhere()
+    assert not torch_state.is_autocast_anywhere()

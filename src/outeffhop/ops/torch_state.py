@@ -16,6 +16,7 @@ from torch import Tensor, nn
 __all__ = [
     "below_autograd",
     "constant",
+    "is_autocast_anywhere",
     "is_concrete",
     "is_exporting",
     "is_plain",
@@ -46,9 +47,17 @@ def is_concrete(t: Tensor) -> bool:
     return not is_fake(t) and not torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
+def is_autocast_anywhere() -> bool:
+    """Whether autocast is enabled for some type of device; asking for one type takes far longer."""
+    return torch._C._is_any_autocast_enabled()
+
+
 def is_plain(*tensors: Tensor) -> bool:
     """Whether only autograd watches: no trace, no dispatch mode, no tensor subclass."""
-    return not is_watched() and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+    for t in tensors:
+        if type(t) not in (Tensor, nn.Parameter):
+            return False
+    return not is_watched()
 
 
 def is_watched() -> bool:
