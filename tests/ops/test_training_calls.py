@@ -167,3 +167,23 @@ def test_in_place_is_the_same_in_the_same_memory(s, without_keys):
     assert found[1].data_ptr() == memory
     for a, b in zip(found, wanted, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_learned_sink_of_any_dtype(device, dtype, masked):
+    """Its own dtype, narrower or wider than the logsumexp's, changes neither the result's nor the gradients'."""
+    leaves = [*_leaves(device), torch.tensor([-1.0, 0.5, 2.0], device=device, dtype=dtype).requires_grad_()]
+    mask = torch.ones(9, 9, dtype=torch.bool, device=device).tril(-1) if masked else None  # query 0 sees no key
+    weights = torch.randn(2, 3, 9, 8)
+    arguments = dict(zip(("query", "key", "value", "sink"), leaves, strict=True), attn_mask=mask)
+    found, truth = run(attention, arguments, weights), reference_run(arguments, weights)
+    out, lse = attention(**arguments, return_lse=True)
+    assert (out.dtype, lse.dtype) == (leaves[0].dtype, torch.float32)
+    grads = torch.autograd.grad(out.sum(), leaves)
+    assert [g.dtype for g in grads] == [t.dtype for t in leaves]
+    for name, expected in truth.items():
+        narrow = device == "cuda" or (name == "grad_sink" and dtype.itemsize == 2)
+        close = {"atol": 3e-2, "rtol": 3e-2} if narrow else {"atol": 1e-5, "rtol": 1e-5}
+        torch.testing.assert_close(found[name], expected, **close)

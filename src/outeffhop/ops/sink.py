@@ -113,6 +113,6 @@ def _with_column(t: Tensor, column: Tensor, multiple: int) -> Tensor:
 def _per_head(sink: float | Tensor, lse: Tensor) -> Tensor:
     if not isinstance(sink, Tensor):
         return torch.full((), sink, dtype=lse.dtype, device=lse.device)
-    if sink.dtype != lse.dtype:
+    if sink.dtype == torch.float64:  # a narrow one is widened by the op that it goes into
         sink = sink.to(lse.dtype)
     return sink.unsqueeze(-1) if lse.dim() == 3 else sink.reshape(-1, *(1,) * (lse.dim() - 2))
