@@ -31,6 +31,11 @@ for shape, padded in (((2, 3, 5, 7), 5), ((1, 2, 33, 64), 64), ((2, 2, 40, 128),
         got_out, got_lse = sink_triton.apply_sink(out, lse, s)
         torch.testing.assert_close(got_out.double(), wanted_out, atol=2e-6, rtol=0)
         torch.testing.assert_close(got_lse.double(), wanted_lse, atol=1e-6, rtol=0)
+    a, b = torch.randn(shape), torch.randn(shape[0], shape[2], shape[1], shape[3]).transpose(1, 2)
+    for a, b in ((a, b), (b, a), (a, torch.ones(()).expand(shape)), (a[:, :, ::2], b[:, :, ::2])):
+        torch.testing.assert_close(
+            sink_triton.row_dot(a, b).double(), (a.double() * b.double()).sum(-1), atol=1e-5, rtol=0
+        )
 """
 
 
@@ -102,6 +107,20 @@ def test_what_was_compiled_once_serves_other_lengths(dtype, kind, monkeypatch):
             found_out, found_lse = sink_triton.apply_sink(out, lse, s)
             torch.testing.assert_close(found_out, wanted_out.to(dtype))
             torch.testing.assert_close(found_lse[..., :length], wanted_lse[..., :length].float())
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="there is no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [64, 40, 7])
+def test_row_dots_of_other_layouts(dtype, size):
+    random = torch.Generator("cuda").manual_seed(0)
+    for batch, heads, length in ((2, 3, 5), (1, 4, 1), (3, 2, 64), (2, 5, 100)):
+        a = torch.randn(batch, heads, length, size, device="cuda", generator=random).to(dtype)
+        b = torch.randn(batch, length, heads, size, device="cuda", generator=random).to(dtype).transpose(1, 2)
+        unaligned = torch.randn(a.numel() + 1, device="cuda", generator=random).to(dtype)[1:].view_as(a)
+        for pair in ((a, a), (a, b), (b, a), (unaligned, b), (b[:1, :1, :1, :1].expand_as(a), b)):
+            expected = (pair[0].double() * pair[1].double()).sum(-1).float()
+            torch.testing.assert_close(sink_triton.row_dot(*pair), expected, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.skipif("cuda" not in DEVICES, reason="there is no CUDA device")

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from outeffhop.ops import torch_state
 
@@ -102,3 +103,31 @@ def test_a_constant_is_marked_as_torch_compile_marks_it():
     torch_state.constant(ours)
     torch.compiler.assume_constant_result(theirs)
     assert vars(ours) == vars(theirs)
+
+
+def test_what_autograd_saves():
+    assert torch_state.saves_unchanged()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        assert not torch_state.saves_unchanged()
+    with torch.autograd.graph.save_on_cpu():
+        assert not torch_state.saves_unchanged()
+
+    def note(x):
+        said.append(torch_state.saves_unchanged())
+        return x.sin()
+
+    said = []
+    checkpoint(note, X.clone().requires_grad_(), use_reentrant=False).sum().backward()
+    assert said == [False, False]
+    assert torch_state.saves_unchanged()
+
+
+def test_autocast_of_any_device():
+    assert not torch_state.is_autocast_anywhere()
+    for device in ("cpu", "cuda"):
+        with torch.autocast(device, torch.bfloat16), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # no such device
+            assert torch_state.is_autocast_anywhere() == torch.is_autocast_enabled(device)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch_state.is_autocast_anywhere()
+    assert not torch_state.is_autocast_anywhere()

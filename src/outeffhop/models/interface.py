@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.utils import output_capturing
 
 from outeffhop.methods import METHODS, Method
+from outeffhop.models.hf_private import own_field
 from outeffhop.models.modules import NAME, state_of
 from outeffhop.models.recording import UNSERVED
 from outeffhop.ops.probe import shown
@@ -160,7 +161,7 @@ def _collects_weights() -> bool:
 
 def _refuse_bare(module: Any, name: str) -> None:
     """A module without a state runs the method's default parameters: its config may not name others."""
-    entry = vars(module.config).get(NAME)  # faster than an attribute that is not there
+    entry = own_field(module.config, NAME)
     if entry is None:
         return
     named = entry.get("method", name)
@@ -181,8 +182,8 @@ def _refuse(
 ) -> None:
     """Raises an error for arguments that would change the result and cannot be served."""
     kind = type(module).__name__
-    for name in kwargs:
-        if name in UNSERVED and kwargs[name] is not None:
+    for name in UNSERVED:
+        if kwargs.get(name) is not None:
             raise ValueError(
                 f"{kind} passes {name!r} to its attention, which {method} does not support; "
                 "attn_implementation='eager' or 'sdpa' may"

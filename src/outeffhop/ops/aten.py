@@ -8,6 +8,8 @@ graph calls the kernels without Python, and fuses the sink with what comes after
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from torch.nn.functional import pad
 from outeffhop.ops.call import Call
 from outeffhop.ops.kernels import KERNELS, Kernel, Options, Saved
 from outeffhop.ops.sink import apply_sink, fold_lse_gradient, sink_gradient
-from outeffhop.ops.torch_state import is_exporting
+from outeffhop.ops.torch_state import is_exporting, is_plain, saves_unchanged
 from outeffhop.ops.window import Packed
 
 __all__ = ["attend"]
@@ -39,15 +41,19 @@ def attend(name: str, call: Call) -> tuple[Tensor, Tensor | None]:
         query, key, value = (pad(t, (0, size - t.shape[3])) for t in (query, key, value))
     if not (query.stride(3) == key.stride(3) == value.stride(3) == 1 or size == 1):  # as the kernels need it
         query, key, value = (t if t.stride(3) == 1 else t.contiguous() for t in (query, key, value))
-    options = Options(call.dropout_p, call.is_causal, call.scale, call.window, call.packed)
     learned, number = (call.sink, 0.0) if isinstance(call.sink, Tensor) else (None, call.sink)
     if torch.compiler.is_compiling() and not is_exporting():
-        flat = *options[:4], *(call.packed or (None, None, 0, 0))
+        flat = call.dropout_p, call.is_causal, call.scale, call.window, *(call.packed or (None, None, 0, 0))
         out, lse = torch.ops.outeffhop.attend.default(query, key, value, bias, learned, number, *flat, name)
-    elif call.needs_grad:
-        out, lse = _Attend.apply(name, query, key, value, bias, learned, number, options)
+    elif not call.needs_grad:
+        out, lse, _, _ = kernel.forward(query, key, value, bias, call)
+        out, lse = _with_sink(out, lse, call.sink, bias is not None or kernel.banded, call.return_lse)
     else:
-        out, lse, _, _ = _forward(name, query, key, value, bias, learned, number, options, call.return_lse)
+        options = Options(call.dropout_p, call.is_causal, call.scale, call.window, call.packed)
+        if learned is None and not call.return_lse and _has_node(kernel, query, key, value):
+            out, lse = _by_node(kernel, query, key, value, bias, number, options)
+        else:
+            out, lse = _Attend.apply(name, query, key, value, bias, learned, number, options)
     if size != value_size:
         out = out[..., :value_size]
     return out, _public_lse(lse, call) if call.return_lse else None
@@ -89,15 +95,62 @@ def _forward(
     learned: Tensor | None,
     number: float,
     options: Options,
-    needs_lse: bool = True,
 ) -> Saved:
-    """What the kernel leaves, with the sink in it; without ``needs_lse``, its logsumexp is not of use."""
+    """What the kernel leaves, with the sink in it."""
     kernel = KERNELS[name]
     out, lse, rng0, rng1 = kernel.forward(query, key, value, bias, options)
-    without_keys = bias is not None or kernel.banded  # then a query may see no key
-    if learned is not None or number != -math.inf or without_keys:
-        out, lse = apply_sink(out, lse, number if learned is None else learned, without_keys, needs_lse)
+    sink = number if learned is None else learned
+    out, lse = _with_sink(out, lse, sink, bias is not None or kernel.banded)
     return Saved(out, lse, rng0, rng1)
+
+
+def _with_sink(
+    out: Tensor,
+    lse: Tensor,
+    sink: float | Tensor,
+    without_keys: bool,
+    needs_lse: bool = True,
+    in_place: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """``apply_sink`` where there is something to do; ``without_keys``: a query may see no key."""
+    if without_keys or isinstance(sink, Tensor) or sink != -math.inf:
+        return apply_sink(out, lse, sink, without_keys, needs_lse, in_place)
+    return out, lse
+
+
+# Whether a kernel's node has been seen to save the tensors that the kernel returned, and not copies of them.
+_KEPT: dict[str, bool] = {}
+
+
+def _has_node(kernel: Kernel, *tensors: Tensor) -> bool:
+    """Whether PyTorch's own node can carry the gradients of this call: what it saves is what the kernel returns."""
+    # a hook on saved tensors (offloading, checkpointing) sees them before the sink is in them
+    return kernel.node and _KEPT.get(kernel.name, True) and is_plain(*tensors) and saves_unchanged()
+
+
+def _by_node(
+    kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, number: float, options: Options
+) -> tuple[Tensor, Tensor]:
+    """A call that trains with a constant sink, whose backward is PyTorch's own node, which costs no Python.
+
+    The node has saved ``out`` and ``lse``, to hand them to the kernel's backward. The sink goes into their memory, so
+    the backward gets the corrected pair. It goes there through ``.data``: to autograd nothing has changed since the
+    forward.
+    """
+    out, lse, _, _ = kernel.forward(query, key, value, bias, options)
+    node: Any = out.grad_fn
+    if kernel.name not in _KEPT:
+        _KEPT[kernel.name] = _keeps(node, out) and _keeps(node, lse)
+        if not _KEPT[kernel.name]:
+            return _Attend.apply(kernel.name, query, key, value, bias, None, number, options)  # type: ignore[no-any-return]
+    _with_sink(out.data, lse.data, number, without_keys=bias is not None, in_place=True)
+    node.register_hook(_ONLY_FIRST[kernel.name])
+    return out, lse
+
+
+def _keeps(node: Any, tensor: Tensor) -> bool:
+    saved = (getattr(node, name) for name in dir(node) if name.startswith("_saved_"))
+    return any(isinstance(t, Tensor) and t.data_ptr() == tensor.data_ptr() for t in saved)
 
 
 def _backward(
@@ -199,7 +252,32 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):  # type: ignore[no-untyped-def]
-        raise RuntimeError(
-            f"attention's fused backend {ctx.name!r} has only first derivatives; "
-            "for a second derivative call attention(..., backend='eager')"
-        )
+        _refuse_second(ctx.name)
+
+
+class _OnlyFirst(torch.autograd.Function):
+    """Gradients as they are, for which there is no second derivative."""
+
+    @staticmethod
+    def forward(ctx, name, *grads):  # type: ignore[no-untyped-def]
+        ctx.name = name
+        return grads
+
+    @staticmethod
+    def backward(ctx, *grads):  # type: ignore[no-untyped-def]
+        _refuse_second(ctx.name)
+
+
+def _only_first(name: str, grads: tuple[Any, ...], _: Any) -> tuple[Any, ...] | None:
+    """A hook on a kernel's node, whose own error for a second derivative does not name the remedy."""
+    return _OnlyFirst.apply(name, *grads) if torch.is_grad_enabled() else None  # type: ignore[no-any-return]
+
+
+_ONLY_FIRST = {name: partial(_only_first, name) for name in KERNELS}
+
+
+def _refuse_second(name: str) -> NoReturn:
+    raise RuntimeError(
+        f"attention's fused backend {name!r} has only first derivatives; "
+        "for a second derivative call attention(..., backend='eager')"
+    )

@@ -235,7 +235,7 @@ def check_sink(sink: float | Tensor, query: Tensor) -> float | Tensor:
         raise ValueError(
             f"sink holds NaN or more than {largest:.2g}: log n must be a number; -inf is softmax, 0.0 is softmax1"
         )
-    return sink.expand(heads)
+    return sink if sink.dim() else sink.expand(heads)
 
 
 def _number(name: str, value: Any) -> float:

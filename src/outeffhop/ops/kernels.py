@@ -35,6 +35,8 @@ class Saved(NamedTuple):
 
 
 class Options(NamedTuple):
+    """What a kernel reads of a ``Call``, for autograd to keep without the call's tensors."""
+
     dropout_p: float
     is_causal: bool
     scale: float
@@ -43,7 +45,7 @@ class Options(NamedTuple):
 
 
 Grads = tuple[Tensor, Tensor, Tensor]
-Forward = Callable[[Tensor, Tensor, Tensor, Tensor | None, Options], Saved]
+Forward = Callable[[Tensor, Tensor, Tensor, Tensor | None, Options | Call], Saved]
 Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Saved, Options], Grads]
 
 
@@ -71,6 +73,7 @@ class Kernel:
     plans: bool = False  # makes a plan for each shape it has not seen
     banded: bool = False  # serves windows and packed batches, and only those
     ragged_window: bool = True  # top-left windows with Lq ≠ Lk
+    node: bool = False  # autograd's node of the forward hands what it returned, out and lse, to the backward
 
     def missing(self) -> str | None:
         """Why this PyTorch cannot run the kernel at all; None if it can."""
@@ -132,7 +135,7 @@ class Kernel:
         return None
 
 
-def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
+def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options | Call) -> Saved:
     out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, o.dropout_p, o.is_causal, attn_mask=bias, scale=o.scale
     )
@@ -147,7 +150,7 @@ def _cpu_backward(
     )
 
 
-def _cpu_window_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
+def _cpu_window_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options | Call) -> Saved:
     out, lse = cpu_blocks.forward(q, k, v, bias, o.is_causal, o.scale, o.window, o.packed)
     return Saved(out, lse, None, None)
 
@@ -158,20 +161,20 @@ def _cpu_window_backward(
     return cpu_blocks.backward(grad, q, k, v, bias, saved.out, saved.lse, o.is_causal, o.scale, o.window, o.packed)
 
 
-def _packed_rows(t: Tensor, o: Options) -> Tensor:
+def _packed_rows(t: Tensor, o: Options | Call) -> Tensor:
     """[B, H, L, D] → [B, L, H, D], or [L, H, D] for a packed batch: the layouts of the flash op. And back."""
     return t.transpose(1, 2) if o.packed is None else t[0].transpose(0, 1)
 
 
-def _heads_first(t: Tensor, o: Options) -> Tensor:
+def _heads_first(t: Tensor, o: Options | Call) -> Tensor:
     return t.transpose(1, 2) if o.packed is None else t.transpose(0, 1)[None]
 
 
-def _lengths(q: Tensor, k: Tensor, o: Options) -> tuple[Tensor | None, Tensor | None, int, int]:
+def _lengths(q: Tensor, k: Tensor, o: Options | Call) -> tuple[Tensor | None, Tensor | None, int, int]:
     return (None, None, q.shape[2], k.shape[2]) if o.packed is None else o.packed
 
 
-def _window_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
+def _window_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options | Call) -> Saved:
     left, right = (-1, -1) if o.window is None else o.window
     out, lse, rng0, rng1, _ = aten._flash_attention_forward(
         *(_packed_rows(t, o) for t in (q, k, v)),
@@ -207,7 +210,7 @@ def _window_backward(
     return dq, dk, dv
 
 
-def _flash_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
+def _flash_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options | Call) -> Saved:
     out, lse, _, _, _, _, rng0, rng1, _ = torch._scaled_dot_product_flash_attention(
         q, k, v, o.dropout_p, o.is_causal, False, scale=o.scale
     )
@@ -224,7 +227,7 @@ def _flash_backward(
     )
 
 
-def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
+def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options | Call) -> Saved:
     out, lse, _, _, _, _, rng0, rng1, _ = torch._scaled_dot_product_cudnn_attention(
         q, k, v, bias, True, o.dropout_p, o.is_causal, False, scale=o.scale
     )
@@ -241,7 +244,7 @@ def _cudnn_backward(
     )
 
 
-def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options) -> Saved:
+def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, o: Options | Call) -> Saved:
     out, lse, rng0, rng1 = torch._scaled_dot_product_efficient_attention(
         q, k, v, bias, True, o.dropout_p, o.is_causal, scale=o.scale
     )
@@ -289,6 +292,7 @@ KERNELS = {
             deterministic=False,
             one_key=False,
             plans=True,
+            node=True,
         ),
         Kernel(
             name="cuda_flash",
@@ -306,6 +310,7 @@ KERNELS = {
             largest_size=256,
             bias=False,
             ragged_causal=False,
+            node=True,
         ),
         Kernel(
             name="efficient",
@@ -324,6 +329,7 @@ KERNELS = {
             broadcast_bias=False,
             bias_alignment=8,
             grouped=False,
+            node=True,
         ),
         Kernel(
             name="cpu",
@@ -334,6 +340,7 @@ KERNELS = {
             dtypes=(*_HALF, torch.float32, torch.float64),
             wide_bias=True,
             dropout=False,
+            node=True,
         ),
         Kernel(
             name="cuda_window",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from outeffhop.ops.call import Call
 from outeffhop.ops.probe import is_seen
-from outeffhop.ops.torch_state import is_transformed, is_watched
+from outeffhop.ops.torch_state import is_autocast_anywhere, is_transformed, is_watched
 
 __all__ = ["Remembered", "key_of"]
 
@@ -91,7 +91,7 @@ def key_of(
             backend,
             torch.is_grad_enabled(),
             torch.are_deterministic_algorithms_enabled(),
-            torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type),
+            is_autocast_anywhere() and torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type),
         )
     except (AttributeError, RuntimeError):  # not a tensor, or a nested one, which has no shape
         return None
@@ -102,7 +102,7 @@ def _shapes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> H
     it but whether it is 0, 1, or another one in the value or the mask."""
     asked, keys, values = query.shape, key.shape, value.shape
     masked = None if mask is None else mask.shape
-    if not len(asked) == len(keys) == len(values) == 4 or asked[2] != 1 or keys[2] < 2 or values[2] != keys[2]:
+    if len(asked) != 4 or asked[2] != 1 or not len(keys) == len(values) == 4 or not 1 < keys[2] == values[2]:
         return asked, keys, values, masked
     fits = bool(masked) and masked[-1] == keys[2]  # type: ignore[index]
     return asked, keys[:2], keys[3], values[:2], values[3], masked[:-1] if fits else masked, fits  # type: ignore[index]

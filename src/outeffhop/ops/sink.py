@@ -6,6 +6,7 @@ README.md in this folder derives each line.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +16,20 @@ from outeffhop.ops import sink_triton
 
 __all__ = ["apply_sink", "sink_gradient", "fold_lse_gradient"]
 
+# Up to this many elements of the output a GPU waits for the host, and launching a Triton kernel takes the host several
+# times as long as launching one of PyTorch's: two to four of those are faster. Above it, one pass over the output is.
+_SMALL = 1 << 20
+
+_softplus: Any = softplus  # its type lacks ``out``
+
 
 def apply_sink(
-    out: Tensor, lse: Tensor, sink: float | Tensor, without_keys: bool = True, needs_lse: bool = True
+    out: Tensor,
+    lse: Tensor,
+    sink: float | Tensor,
+    without_keys: bool = True,
+    needs_lse: bool = True,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) of softmax → (out·exp(lse − lse'), lse' = log(eˢ + exp(lse))).
 
@@ -27,12 +39,15 @@ def apply_sink(
         sink: s = log n, a number or [H].
         without_keys: whether rows may have no key: the kernel left ±inf in their ``lse``.
         needs_lse: whether lse' is wanted; otherwise the second tensor is of no use.
+        in_place: lse' is to be in the memory of ``lse``. What is traced takes none of the ops that do so.
     """
-    if sink_triton.serves(out):
+    # rows without keys take more of PyTorch's kernels, so that Triton's is faster at any size
+    if (without_keys or out.numel() > _SMALL) and sink_triton.serves(out):
         return sink_triton.apply_sink(out, lse, sink)
     absent = torch.isinf(lse) if without_keys else None
+    fill = Tensor.masked_fill_ if in_place else Tensor.masked_fill
     if absent is not None:
-        lse = lse.masked_fill(absent, -math.inf)
+        lse = fill(lse, absent, -math.inf)
     number = not isinstance(sink, Tensor)
     zero = number and sink == 0.0
     above = lse if zero else lse - (sink if number else _per_head(sink, lse))
@@ -43,9 +58,10 @@ def apply_sink(
             out.masked_fill_(_rows(absent, out), 0.0)
     out.mul_(_rows(keep, out))
     if needs_lse:  # for s = 0, logaddexp(lse, s) needs no tensor of zeros
-        lse = softplus(lse, threshold=50.0) if zero else torch.logaddexp(lse, _per_head(sink, lse))
+        into = lse if in_place else None
+        lse = _softplus(lse, 1.0, 50.0, out=into) if zero else torch.logaddexp(lse, _per_head(sink, lse), out=into)
         if absent is not None:  # a kernel's backward gets exp(score − lse') = 0 there for every lse' except −inf
-            lse = lse.masked_fill(torch.isneginf(lse), math.inf)
+            lse = fill(lse, torch.isneginf(lse), math.inf)
     return out, lse
 
 
@@ -58,14 +74,16 @@ def _rows(per_row: Tensor, out: Tensor) -> Tensor:
 
 def sink_gradient(grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
     """∂L/∂s = −Σ exp(s − lse')·(Δ − ∂L/∂lse'), Δ = rowsum(∂L/∂out' ∘ out').  [H]"""
-    lse = lse[:, :, : out.shape[2]].reshape(out.shape[:3])
-    if sink_triton.serves(out):
-        delta = sink_triton.row_dot(grad_out, out)
-    else:
-        delta = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    if lse.shape != out.shape[:3]:
+        lse = lse[:, :, : out.shape[2]].reshape(out.shape[:3])
+    no_op = (_per_head(sink, lse) - lse).exp_()
+    if out.numel() > _SMALL and sink_triton.serves(out):
+        total = (no_op * sink_triton.row_dot(grad_out, out)).sum((0, 2))
+    else:  # in the wide type, since one factor has it
+        total = (grad_out * no_op.unsqueeze(-1)).mul_(out).sum((0, 2, 3))
     if grad_lse is not None:
-        delta = delta - grad_lse
-    return -(torch.exp(_per_head(sink, lse) - lse) * delta).sum((0, 2)).to(sink.dtype)
+        total = total - (no_op * grad_lse).sum((0, 2))
+    return -total.to(sink.dtype)
 
 
 def fold_lse_gradient(
@@ -95,4 +113,6 @@ def _with_column(t: Tensor, column: Tensor, multiple: int) -> Tensor:
 def _per_head(sink: float | Tensor, lse: Tensor) -> Tensor:
     if not isinstance(sink, Tensor):
         return torch.full((), sink, dtype=lse.dtype, device=lse.device)
-    return sink.to(lse.dtype).reshape(-1, *(1,) * (lse.dim() - 2))
+    if sink.dtype == torch.float64:  # a narrow one is widened by the op that it goes into
+        sink = sink.to(lse.dtype)
+    return sink.unsqueeze(-1) if lse.dim() == 3 else sink.reshape(-1, *(1,) * (lse.dim() - 2))

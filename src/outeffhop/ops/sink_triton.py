@@ -62,12 +62,28 @@ def apply_sink(out: Tensor, lse: Tensor, sink: float | Tensor) -> tuple[Tensor, 
 
 def row_dot(a: Tensor, b: Tensor) -> Tensor:
     """rowsum(a ∘ b) in float32 without a float32 copy of either.  [B, H, L]"""
+    a, b = (t if t.stride(3) == 1 else t.contiguous() for t in (a, b))
     batch, heads, length, size = a.shape
     result = torch.empty(batch, heads, length, dtype=torch.float32, device=a.device)
     width, rows = _block(size)
-    strides = *a.stride(), *b.stride()
-    programs = -(-length // rows) * batch * heads
-    _launch(_row_dot_kernel, None, programs, (result,), a, b, result, *strides, heads, length, size, rows, width)
+    strides = *a.stride()[:3], *b.stride()[:3]
+    unit = 1 if any(s % 8 for s in (*strides, size)) else 8
+    _launch(
+        _row_dot_kernel,
+        (a.dtype, b.dtype, size, unit),
+        -(-length // rows) * batch * heads,
+        (a, b, result),
+        a,
+        b,
+        result,
+        *(s // unit for s in strides),
+        heads,
+        length,
+        size,
+        unit,
+        rows,
+        width,
+    )
     return result
 
 
@@ -83,13 +99,13 @@ _COMPILED: dict[Hashable, Any] = {}
 
 
 def _launch(kernel: Any, kind: Hashable, programs: int, aligned: tuple[Tensor, ...], *arguments: Any) -> None:
-    """Launches a kernel; what it is compiled to is remembered for a ``kind``, if there is one."""
+    """Launches a kernel; what it is compiled to is remembered for its ``kind``."""
     device = aligned[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():  # where Triton launches
         with torch.cuda.device(device):
             _launch(kernel, kind, programs, aligned, *arguments)
         return
-    usual = kind is not None and all(t.data_ptr() % 16 == 0 for t in aligned)  # 16 bytes are loaded at a time
+    usual = all(t.data_ptr() % 16 == 0 for t in aligned)  # 16 bytes are loaded at a time
     compiled = _COMPILED.get((kernel, device, kind)) if usual else None
     if compiled is not None:
         compiled[(programs, 1, 1)](*arguments)
@@ -159,7 +175,7 @@ if triton is not None:
         out = tl.where(absent[:, None], 0.0, out * tl.exp(lse - new_lse)[:, None])
         tl.store(at, out.to(out_ptr.dtype.element_ty), mask=inside)
 
-    @triton.jit
+    @triton.jit(do_not_specialize=["a_b", "a_h", "a_l", "b_b", "b_h", "b_l", "heads", "length"])
     def _row_dot_kernel(
         a_ptr,
         b_ptr,
@@ -167,25 +183,23 @@ if triton is not None:
         a_b,
         a_h,
         a_l,
-        a_d,
         b_b,
         b_h,
         b_l,
-        b_d,
         heads,
         length,
-        size,
+        SIZE: tl.constexpr,
+        UNIT: tl.constexpr,
         ROWS: tl.constexpr,
         WIDTH: tl.constexpr,
     ):
         batch, head, row = _rows(heads, length, ROWS)
         column = tl.arange(0, WIDTH)
-        inside = (row < length)[:, None] & (column < size)[None, :]
-        a = tl.load(
-            a_ptr + batch * a_b + head * a_h + row[:, None] * a_l + column[None, :] * a_d, mask=inside, other=0.0
-        )
-        b = tl.load(
-            b_ptr + batch * b_b + head * b_h + row[:, None] * b_l + column[None, :] * b_d, mask=inside, other=0.0
-        )
+        inside = (row < length)[:, None] & (column < SIZE)[None, :]
+        # strides in units as above
+        a_at = a_ptr + (batch * a_b + head * a_h + row[:, None] * a_l) * UNIT + column[None, :]
+        b_at = b_ptr + (batch * b_b + head * b_h + row[:, None] * b_l) * UNIT + column[None, :]
+        a = tl.load(a_at, mask=inside, other=0.0)
+        b = tl.load(b_at, mask=inside, other=0.0)
         dot = tl.sum(a.to(tl.float32) * b.to(tl.float32), axis=1)
         tl.store(result_ptr + (batch * heads + head) * length + row, dot, mask=row < length)

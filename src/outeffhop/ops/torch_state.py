@@ -16,12 +16,14 @@ from torch import Tensor, nn
 __all__ = [
     "below_autograd",
     "constant",
+    "is_autocast_anywhere",
     "is_concrete",
     "is_exporting",
     "is_plain",
     "is_transformed",
     "is_watched",
     "only_its_forward",
+    "saves_unchanged",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -45,9 +47,17 @@ def is_concrete(t: Tensor) -> bool:
     return not is_fake(t) and not torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
+def is_autocast_anywhere() -> bool:
+    """Whether autocast is enabled for some type of device; asking for one type takes far longer."""
+    return torch._C._is_any_autocast_enabled()
+
+
 def is_plain(*tensors: Tensor) -> bool:
     """Whether only autograd watches: no trace, no dispatch mode, no tensor subclass."""
-    return not is_watched() and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+    for t in tensors:
+        if type(t) not in (Tensor, nn.Parameter):
+            return False
+    return not is_watched()
 
 
 def is_watched() -> bool:
@@ -59,6 +69,11 @@ def only_its_forward(module: nn.Module) -> bool:
     """Whether calling the module runs the forward of its class and nothing else: no hooks, no forward of its own."""
     hooks = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
     return not (hooks or "forward" in module.__dict__ or nn.modules.module._has_any_global_hook())
+
+
+def saves_unchanged() -> bool:
+    """Whether autograd saves tensors as they are: no hook packs them, as for offloading or checkpointing."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
 def below_autograd(op: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
