@@ -175,7 +175,7 @@ def layers() -> str:
     ]
     header = [
         "layer",
-        *(f"{_device(r)}, {_shape((r['batch'], r['length'], r['size']))}, {r['heads']} heads" for r in given.values()),
+        *(f"{_on(r).removesuffix(':')}, {_shape((r['batch'], r['length'], r['size']))}, {r['heads']} heads" for r in given.values()),
     ]
     return _section(
         "Hopfield layers",
@@ -259,8 +259,9 @@ def _section(title: str, words: str, parts: Sequence[str]) -> str:
 
 def _on(result: dict[str, Any], more: str = "") -> str:
     busy = f", beside {result['busy']} processes that keep cores busy" if result.get("busy") else ""
+    note = f", {result['note']}" if "note" in result else ""  # what has changed since
     also = f"; {more}" if more else ""
-    return f"{_device(result)}, torch {result['torch'].split('+')[0]}, {result['date']}{busy}{also}:"
+    return f"{_device(result)}, torch {result['torch'].split('+')[0]}, {result['date']}{note}{busy}{also}:"
 
 
 def _device(result: dict[str, Any]) -> str:
