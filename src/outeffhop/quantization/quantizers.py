@@ -137,12 +137,13 @@ class Grid:
         values = x.float()
         if torch.is_grad_enabled() and values.requires_grad:
             return self._differentiable(values).to(x.dtype)
-        inverse, low, high, scale, zero = (self._shaped(each, x) for each in self._factors)
+        factors = self._factors
+        if self.spec.granularity != "tensor":
+            factors = tuple(self._shaped(each, x) for each in factors)
+        inverse, low, high, scale, zero = factors
         # few passes, one new tensor, and nothing that a GPU has to wait for; + 0: integers know no −0
         steps = (values * inverse).round_()
-        if (
-            x.is_cpu and self.spec.granularity != "channel"
-        ):  # where PyTorch does not vectorize functions of three tensors
+        if x.is_cpu and self.spec.granularity != "channel":  # PyTorch would not vectorize a function of three tensors
             steps = steps.clamp_min_(low).clamp_max_(high).mul_(scale).add_(0.0)
         else:
             steps = torch.addcmul(zero, steps.clamp_(low, high), scale, out=steps)
@@ -165,10 +166,11 @@ class Grid:
 
     @cached_property
     def _factors(self) -> tuple[Tensor, ...]:
-        """1 / scale, the fewest and most steps from 0, the scale, and 0, all float32 [grids]."""
+        """1 / scale, the fewest and most steps from 0, the scale, and 0: float32 [grids], or [] if there is one."""
         smallest, largest = self.spec.integers
         fewest, most = (smallest - self.zero_point).float(), (largest - self.zero_point).float()
-        return 1.0 / self.scale, fewest, most, self.scale, torch.zeros_like(self.scale)
+        found = 1.0 / self.scale, fewest, most, self.scale, torch.zeros_like(self.scale)
+        return tuple(each[0] for each in found) if self.spec.granularity == "tensor" else found
 
     def _spread(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scale and zero point in shapes that broadcast to their elements."""
