@@ -9,6 +9,7 @@ from tiny import MODELS, config, inputs
 from torch import nn
 from waiting import waits
 
+from outeffhop.ops.call import Call
 from outeffhop.outliers import collector, heads, measure, moments
 from outeffhop.outliers.tensors import pick
 
@@ -124,3 +125,19 @@ def test_heads_are_read_at_the_end(as_on_a_gpu):
             collected.run([batch] * repeats, True, None)
         counts.append(len(reads))
     assert counts[1] - counts[0] <= 2 * 8  # per batch
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("padded", [True, False])
+def test_nothing_is_read_on_another_device(padded, fused):
+    """A meta tensor has no numbers: whatever reads one raises an error."""
+    mask = torch.empty(2, 6, device="meta", dtype=torch.bool)
+    sums = moments._token_sums(torch.empty(2, 6, 8, device="meta"), moments.Scratch())
+    found = moments._moments(sums.view(7, 2, 6), mask if padded else None, 8, torch)
+    assert {each.device.type for each in found} == {"meta"}
+    query = torch.empty(2, 4, 6, 8, device="meta")
+    call = Call(query, query, query, None, 0.0, True, 1.0, 0.0, False, False)
+    collected = heads.HeadSums()
+    lse, weights = torch.empty(2, 4, 6, device="meta"), torch.empty(2, 4, 6, 6, device="meta")
+    collected.add(call, lse if fused else None, None if fused else weights, heads.Tokens(2, mask if padded else None))
+    assert collected.sums.device.type == "meta"

@@ -10,6 +10,10 @@ from waiting import waits
 from outeffhop.metrics import metric_for
 from outeffhop.quantization import Calibration, Scheme, freeze, quantization_map, simulate
 from outeffhop.quantization.evaluation import worst_rounded
+from outeffhop.quantization.float8 import Float8
+from outeffhop.quantization.observers import Observer
+from outeffhop.quantization.points import Power
+from outeffhop.quantization.quantizers import Uniform
 
 SCHEMES = ("paper", "linear", "per-channel", "per-token", "smoothquant", "fp8", "W8A8KV8 paper")
 
@@ -99,3 +103,20 @@ def test_a_batch_that_is_interrupted_leaves_nothing_behind():
 
 def interrupt(*_):
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("spec", [Uniform(), Uniform(granularity="channel", axis=-1), Uniform(4, True), Float8()])
+def test_nothing_is_read_on_another_device(spec):
+    """A meta tensor has no numbers: whatever reads one raises an error."""
+    x = torch.empty(4, 6, 8, device="meta")
+    observer = Observer(spec)
+    for _ in range(2):
+        observer.take(observer.look(x))
+    grid = spec.grid(observer.low, observer.high)
+    for dtype in (torch.float32, torch.bfloat16):
+        rounded = grid.fake(x.to(dtype))
+        assert (rounded.device.type, rounded.dtype) == ("meta", dtype)
+    power = Power().add(x, rounded)
+    assert power.count == x.numel()
+    with pytest.raises(NotImplementedError, match="meta"):
+        power.sqnr_db  # noqa: B018
