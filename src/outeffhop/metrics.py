@@ -121,12 +121,15 @@ class _Perplexity:
         self.shifted = shifted
 
     def __call__(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        loss, tokens = 0.0, 0
+        losses, counts = [], []
         for batch, out in _outputs(model, batches, "labels"):
             labels = batch["labels"][:, 1:] if self.shifted else batch["labels"]
-            count = int((labels != -100).sum())
+            losses.append(self._mean(out, labels).detach())
+            counts.append((labels != -100).sum())
+        loss, tokens = 0.0, 0
+        for one, count in zip(map(float, losses), map(int, counts), strict=True):  # a GPU need not wait in between
             if count:
-                loss += float(self._mean(out, labels)) * count
+                loss += one * count
                 tokens += count
         if not tokens:
             raise ValueError("the batches have no token to predict: every label is -100")
@@ -142,11 +145,11 @@ class _Perplexity:
 
 
 def _accuracy(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-    right, total = 0, 0
+    right, total = [], 0
     for batch, out in _outputs(model, batches, "labels"):
-        right += int((out.logits.argmax(-1) == batch["labels"]).sum())
+        right.append((out.logits.argmax(-1) == batch["labels"]).sum())
         total += batch["labels"].numel()
-    return {"accuracy": right / total}
+    return {"accuracy": sum(map(int, right)) / total}
 
 
 def _errors(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:

@@ -8,9 +8,10 @@ import torch
 from tiny import MODELS as CLASSES
 from tiny import config, inputs
 from transformers import BartConfig, BartForConditionalGeneration
+from waiting import waits
 
 from outeffhop.models import SinkSchedule, convert, load_checkpoint
-from outeffhop.models.calibration import sink_of_share
+from outeffhop.models.calibration import _observe, sink_of_share
 from outeffhop.models.modules import attention_modules, state_of
 from outeffhop.outliers import measure
 
@@ -213,3 +214,16 @@ def test_what_cannot_be_is_refused_before_anything_changes(method, given, words)
         convert(model, method, **given)
     assert model.config._attn_implementation == "sdpa"
     assert before.keys() == model.state_dict().keys()
+
+
+def test_more_layers_are_no_more_reads_of_what_runs():
+    """Each would make a GPU wait."""
+    found = []
+    for layers in (1, 3):
+        sized = config("llama")
+        sized.num_hidden_layers = layers
+        model = CLASSES["llama"][1].from_config(sized).eval()
+        with waits() as reads, torch.no_grad():
+            _observe(model, [inputs("llama")])
+        found.append(reads)
+    assert found[0] == found[1]

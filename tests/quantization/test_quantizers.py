@@ -189,6 +189,21 @@ def test_channels_are_counted_from_the_end_too():
     )
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("granularity", ["tensor", "channel", "token"])
+@pytest.mark.parametrize("bits", [2, 8, 16])
+def test_rounding_is_pytorchs_bit_for_bit(bits, granularity, symmetric):
+    x = tensor(6, 50)
+    grid = grid_of(x, bits=bits, symmetric=symmetric, granularity=granularity)
+    x = 1.5 * x  # some lie beyond the range
+    x[:, :8] = torch.tensor([torch.inf, -torch.inf, torch.nan, 1e38, -1e38, -0.0, 0.0, 1e-40])
+    if granularity != "channel":
+        x[:, 8:20] = (torch.arange(-6, 6) + 0.5) * grid.scale[:, None]  # between two integers
+    plain, with_gradient = grid.fake(x), grid.fake(x.requires_grad_()).detach()
+    assert torch.equal(plain.isnan(), x.isnan())
+    assert torch.equal(plain.nan_to_num().view(torch.int32), with_gradient.nan_to_num().view(torch.int32))
+
+
 @pytest.mark.parametrize("granularity", ["tensor", "channel", "token"])
 def test_gradients_pass_the_values_and_not_the_range(granularity):
     x = tensor(4, 6).requires_grad_()

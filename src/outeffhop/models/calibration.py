@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,7 @@ class _Head:
     """What one attention module did: samples of the logsumexp [H, N], sums of rms(q) [H] and rms(k) [H], the scale."""
 
     lse: list[Tensor] = field(default_factory=list)
+    seen: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # in this batch: all logsumexps, and which count
     query: Tensor | float = 0.0
     key: Tensor | float = 0.0
     calls: int = 0
@@ -66,13 +67,19 @@ class _Head:
             keep = torch.isfinite(found).all(0)
             if real is not None and real.shape == (lse.shape[0], lse.shape[-1]):
                 keep &= real.to(keep.device).flatten()
-            found = found[:, keep]
-            self.lse.append(found[:, :: max(1, found.shape[1] // _SAMPLES)].cpu())
+            self.seen.append((found, keep))
         heads = call.query.shape[-3]
         self.query = self.query + _rms(call.query)
         self.key = self.key + _rms(call.key).repeat_interleave(heads // call.key.shape[-3])
         self.calls += 1
         self.factor = call.scale * math.sqrt(call.query.shape[-1])
+
+    def sample(self, whole: Iterator[bool]) -> None:
+        """Keeps samples of the batch's logsumexps, if all of them count (``whole``) without a look at which."""
+        for found, keep in self.seen:
+            counted = found if next(whole) else found[:, keep]
+            self.lse.append(counted[:, :: max(1, counted.shape[1] // _SAMPLES)].clone())
+        self.seen.clear()
 
     @property
     def qk_factor(self) -> Tensor:
@@ -112,7 +119,7 @@ def calibrated(
                 state.start_at(start)
                 sinks[name] = start.tolist()
         _, after = _observe(model, batches)
-    found = Calibrated(sinks, factors, _divergence(before, after))
+    found = Calibrated(sinks, factors, _divergence(before, after, model.device))
     _log.info("converted to %s: divergence %.3g on %d batches", method, found.divergence, len(batches))
     return found
 
@@ -159,25 +166,38 @@ def _observe(model: PreTrainedModel, batches: Sequence[Batch]) -> tuple[dict[str
             needed = real.encoder is not None and "decoder_input_ids" not in batch
             given = {name: value for name, value in batch.items() if needed or name != "labels"}
             outputs.append(_outputs(model(**to_device(given, model)), real.at("")))
+            # a GPU waits here, and not in each attention module
+            seen = [keep.all() for head in heads.values() for _, keep in head.seen]
+            whole = iter(torch.stack([each.to(seen[0].device) for each in seen]).tolist() if seen else ())
+            for head in heads.values():
+                head.sample(whole)
     return heads, outputs
 
 
 def _outputs(out: Any, real: Tensor | None) -> Tensor:
     """Log probabilities [P, V] or hidden states [P, d] at some positions that are not padding."""
     logits = out.get("logits")
-    chosen = logits if logits is not None else out[0]
-    rows = chosen.float().flatten(0, -2)  # [B·T, V]
+    rows = (logits if logits is not None else out[0]).flatten(0, -2)  # [B·T, V]
     if real is not None and real.numel() == rows.shape[0]:
-        rows = rows[real.flatten().to(rows.device)]
-    rows = rows[:: max(1, rows.shape[0] // _POSITIONS)]
-    return (rows.log_softmax(-1) if logits is not None else rows).cpu()
+        at = real.flatten().nonzero()[:, 0]
+        rows = rows[at[:: max(1, len(at) // _POSITIONS)].to(rows.device)]
+    else:
+        rows = rows[:: max(1, len(rows) // _POSITIONS)]
+    return (rows.float().log_softmax(-1) if logits is not None else rows.float()).cpu()
 
 
-def _divergence(before: list[Tensor], after: list[Tensor]) -> float:
+def _divergence(before: list[Tensor], after: list[Tensor], device: torch.device) -> float:
+    some = torch.cat([first[:1] for first in before])
+    if some.exp().sum(-1).sub(1).abs().amax() < 1e-3:  # log probabilities
+        # batch by batch on the device of the model: with a large vocabulary there are many
+        rows = [_kl(first.to(device), second.to(device)).cpu() for first, second in zip(before, after, strict=True)]
+        return float(torch.cat(rows).mean().clamp(min=0))
     first, second = torch.cat(before), torch.cat(after)
-    if first.exp().sum(-1).sub(1).abs().amax() < 1e-3:  # log probabilities
-        return float((first.exp() * (first - second)).sum(-1).mean().clamp(min=0))
     return float((first - second).square().mean() / first.var())
+
+
+def _kl(first: Tensor, second: Tensor) -> Tensor:
+    return (first.exp() * (first - second)).sum(-1)
 
 
 def _rms(x: Tensor) -> Tensor:

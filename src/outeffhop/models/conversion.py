@@ -113,7 +113,8 @@ def _install(model: PreTrainedModel, new: Method, near: bool) -> None:
     for part in (*parts, *modules):
         set_implementation(part.config, new.name)  # type: ignore[arg-type]
     # With one seed, a model's own weights must not depend on the method: gates do not advance the generator.
-    with torch.random.fork_rng(devices=[]):
+    gpus = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(gpus)):
         for module in modules:
             install(module, new)
     states = [e for m in modules if (e := state_of(m)) is not None]

@@ -24,7 +24,7 @@ from outeffhop.models.summary import running_method
 from outeffhop.ops.call import Call
 from outeffhop.outliers.accumulate import TensorSums
 from outeffhop.outliers.heads import HeadSums, Tokens, shaped_as
-from outeffhop.outliers.moments import BatchStats, Scratch, batch_stats
+from outeffhop.outliers.moments import BatchStats, Scratch, stats_of_each
 from outeffhop.outliers.outlier_report import OutlierReport
 from outeffhop.outliers.tensors import Pick, pick
 
@@ -102,6 +102,21 @@ def measure(
     )
 
 
+# Bytes of tensors that are held on a GPU, until it computes the statistics of all of them together.
+_HELD = 2**28
+
+
+class _Measured:
+    """A tensor of the batch that is running, the names it has, and its statistics; until they are known, a copy."""
+
+    __slots__ = ("copy", "names", "stats")
+
+    def __init__(self, copy: Tensor) -> None:
+        self.copy: Tensor | None = copy
+        self.names: list[str] = []
+        self.stats: BatchStats | None = None
+
+
 class _Collector:
     def __init__(self, model: nn.Module, picks: list[Pick], special: tuple[int, ...], keep: int) -> None:
         self.model, self.picks, self.special = model, picks, special
@@ -112,7 +127,10 @@ class _Collector:
         self._sides = self._tokens, self._tokens
         self._encoded: Tensor | None = None  # the output of the encoder, which the decoder's cross attention reads
         self._scratch = Scratch()
-        self._last: tuple[Tensor, float, BatchStats] | None = None
+        self._last: tuple[Tensor, float, _Measured] | None = None
+        self._held: dict[Any, list[_Measured]] = {}  # of equal shapes
+        self._counted: dict[Any, Tensor | None] = {}  # the rows of each shape that are not padding
+        self._bytes = 0
 
     def run(
         self, batches: Iterable[Mapping[str, Any]], attention: bool, progress: Callable[[int], None] | None
@@ -144,6 +162,7 @@ class _Collector:
                 self._sides = tokens, tokens if encoder is None else decoded
                 self._turn(1)
                 self.model(**inputs)
+                self._settle()
                 self.samples += self._tokens.samples
                 self._last = None
                 if progress is not None:
@@ -171,8 +190,34 @@ class _Collector:
             shaped = _as_samples(x, tokens)
             if shaped is None:
                 return
-            self._last = x, _version(x), batch_stats(*shaped, self._scratch)
-        self.tensors[name].add(self._last[2], self.samples)
+            self._last = x, _version(x), self._measure(*shaped, (id(tokens), x.shape, x.dtype, x.device))
+        measured = self._last[2]
+        if measured.stats is None:
+            measured.names.append(name)
+        else:
+            self.tensors[name].add(measured.stats, self.samples)
+
+    def _measure(self, x: Tensor, counts: Tensor | None, like: Any) -> _Measured:
+        """Statistics of [B, rows, d]; a GPU, which has to wait for each result, has them later."""
+        room = _room(x.device)
+        # a copy: the model may change its tensor in place
+        found = _Measured(x.detach() if not room else x.detach().to(_exact(x.dtype), copy=True))
+        self._held.setdefault(like, []).append(found)
+        self._counted[like] = counts
+        self._bytes += x.numel() * 4
+        if self._bytes >= room:
+            self._settle()
+        return found
+
+    def _settle(self) -> None:
+        """Computes what is held."""
+        for like, held in self._held.items():
+            copies = [one.copy for one in held if one.copy is not None]
+            for one, stats in zip(held, stats_of_each(copies, self._counted[like], self._scratch), strict=True):
+                one.stats, one.copy = stats, None
+                for name in one.names:
+                    self.tensors[name].add(stats, self.samples)
+        self._held, self._counted, self._bytes = {}, {}, 0
 
     def _watch(self, name: str, call: Call, lse: Tensor | None, weights: Tensor | None) -> None:
         self.heads.setdefault(name, HeadSums()).add(call, lse, weights, self._tokens)
@@ -219,6 +264,15 @@ def _as_samples(x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor | None] | Non
     return x.reshape(b, -1, x.shape[-1]), real
 
 
+def _room(device: torch.device) -> int:
+    """Bytes to hold; 0 on a CPU, whose cache still has what it computed last."""
+    return 0 if device.type == "cpu" else _HELD
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def _version(x: Tensor) -> float:
     """How often x was changed in place. Inference mode does not count it: nan never equals an earlier version."""
     return math.nan if x.is_inference() else x._version
@@ -237,6 +291,8 @@ def _over_ranks(mine: _Collector, error: Exception | None) -> _Collector:
         if error is not None:
             raise error
         return mine
+    for sums in mine.heads.values():
+        sums.read()
     gathered: list[Any] = [None] * dist.get_world_size()
     failure = None if error is None else f"{type(error).__name__}: {error}"
     dist.all_gather_object(gathered, (failure, mine.samples, mine.tensors, mine.heads))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,10 +19,10 @@ from outeffhop.outliers.outlier_report import HeadStats
 
 __all__ = ["HeadSums", "Tokens", "shaped_as"]
 
-# Scores in memory at a time: a few megabytes, which fit into a CPU cache.
-_AT_A_TIME = 2**21
+# Scores in memory at a time: a few megabytes, which fit into a CPU cache; on a GPU, which starts slowly, more.
+_AT_A_TIME, _AT_A_TIME_ON_GPU = 2**21, 2**25
 # Queries of a causal call computed together.
-_QUERIES = 128
+_QUERIES, _QUERIES_ON_GPU = 128, 1024
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,23 @@ class Tokens:
     samples: int
     real: Tensor | None = None
     special: Tensor | None = None
+
+    @cached_property
+    def first(self) -> Tensor | None:
+        """The first real token of each sample, [B]; None if it is the first of all."""
+        return None if self.real is None else self.real.int().argmax(1)
+
+    @cached_property
+    def marked(self) -> tuple[Tensor, Tensor] | None:
+        """Positions of special tokens, [B, M] with M of the sample that has most, and which of them count; None: M = 0.
+
+        A GPU has to wait for M: once a batch, and not in each attention module.
+        """
+        if self.special is None:
+            return None
+        most = int(self.special.sum(1).max())
+        ordered = self.special.int().sort(stable=True, dim=1, descending=True)
+        return (ordered.indices[:, :most], ordered.values[:, :most] > 0) if most else None
 
     def rows(self, x: Tensor) -> Tensor | None:
         """Which rows of a tensor [B, T, …] or [B·T, …] belong to real tokens; None if all do."""
@@ -55,17 +73,29 @@ class HeadSums:
         self.queries = 0
         self.sums: Tensor | None = None  # first token, special tokens, no-op, largest; [4, H], float64
         self.knows_special = True
+        self._counted: list[Tensor] = []  # queries that were counted on a GPU, which would have to wait
 
     def add(self, call: Call, lse: Tensor | None, weights: Tensor | None, tokens: Tokens) -> None:
         for rows, queries, masses in _masses(call, lse, weights, tokens):
             n, lq = masses.shape[1], masses.shape[3]
-            counts = _fitting(tokens.real, call, -2)
-            counts = torch.ones(n, lq, dtype=torch.bool) if counts is None else counts[rows, queries].cpu()
-            # queries of padding may hold anything, also nan
-            kept = torch.where(counts[:, None], masses.cpu().double(), 0.0).sum((1, 3))  # [4, H]
-            self.sums = kept if self.sums is None else self.sums + kept
-            self.queries += int(counts.sum())
+            found, real = masses.double(), _fitting(tokens.real, call, -2)
+            if real is None:
+                self.queries += n * lq
+            else:
+                # queries of padding may hold anything, also nan
+                counts = real[rows, queries].to(found.device)
+                found = torch.where(counts[:, None], found, 0.0)
+                self._counted.append(counts.sum())
+            kept = found.sum((1, 3))  # [4, H]
+            self.sums = kept if self.sums is None else self.sums + kept.to(self.sums.device)
         self.knows_special &= _fitting(tokens.special, call, -1) is not None
+
+    def read(self) -> None:
+        """Brings everything to the CPU."""
+        if self._counted:
+            self.queries += int(torch.stack([one.to(self._counted[0].device) for one in self._counted]).sum())
+        self._counted = []
+        self.sums = None if self.sums is None else self.sums.cpu()
 
     def merge(self, other: HeadSums) -> None:
         if other.sums is not None:
@@ -74,6 +104,7 @@ class HeadSums:
             self.knows_special &= other.knows_special
 
     def stats(self, name: str) -> HeadStats | None:
+        self.read()
         if self.sums is None or not self.queries:
             return None
         first, special, no_op, largest = (tuple(row.tolist()) for row in self.sums / self.queries)
@@ -99,31 +130,36 @@ def _masses(
     """Yields [4, n, H, q] for some samples and queries: first token, special tokens, no-op, largest probability."""
     query, key = call.query.flatten(0, -4), call.key.flatten(0, -4)  # [N, H, Lq, D], [N, G, Lk, D]
     n, heads, lq, lk = *query.shape[:3], key.shape[2]
-    real, special = _fitting(tokens.real, call, -1), _fitting(tokens.special, call, -1)
-    first = torch.zeros(n, dtype=torch.int64) if real is None else real.int().argmax(1)
-    first = first.to(query.device)
+    first = torch.zeros(n, dtype=torch.int64, device=query.device)
+    if tokens.first is not None and _fitting(tokens.real, call, -1) is not None:
+        first = tokens.first.to(query.device)
+    marked = tokens.marked if _fitting(tokens.special, call, -1) is not None else None
     if weights is not None:
         weights = weights.flatten(0, -4)
-    step = max(1, _AT_A_TIME // (heads * lq * lk))
+    step = max(1, (_AT_A_TIME if query.device.type == "cpu" else _AT_A_TIME_ON_GPU) // (heads * lq * lk))
     for start in range(0, n, step):
         rows = slice(start, start + step)
         if weights is not None:
             p = weights[rows].float() if weights.dtype != torch.float64 else weights[rows]
             column = p.take_along_dim(first[rows, None, None, None], -1).squeeze(-1)
-            marked = [p[i][..., chosen].sum(-1) for i, chosen in _marked(special, rows, lk)]
-            yield rows, slice(0, lq), _stacked(column, marked, 1 - p.sum(-1), p.amax(-1))
+            on_special = torch.zeros_like(column)
+            if marked is not None:
+                chosen, counts = _of_keys(marked, rows, lk, p.device)
+                on_special = torch.where(counts, p.take_along_dim(chosen, -1), 0.0).sum(-1)
+            yield rows, slice(0, lq), torch.stack([column, on_special, 1 - p.sum(-1), p.amax(-1)])
             continue
         for queries, keys in _blocks(call, lq, lk):
             s = _scores(call, query[rows, :, queries], key[rows, :, :keys], rows, queries)
             at = lse.flatten(0, -3)[rows, :, queries].to(s.dtype)  # type: ignore[union-attr]  # [n, H, q]
             column = (s.take_along_dim(first[rows, None, None, None], -1).squeeze(-1) - at).exp()
-            marked = [
-                (s[i][..., chosen] - at[i][..., None]).exp().sum(-1) for i, chosen in _marked(special, rows, keys)
-            ]
+            on_special = torch.zeros_like(column)
+            if marked is not None:
+                chosen, counts = _of_keys(marked, rows, keys, s.device)
+                on_special = torch.where(counts, (s.take_along_dim(chosen, -1) - at[..., None]).exp(), 0.0).sum(-1)
             largest = (s.amax(-1) - at).exp().clamp(max=1)
             empty = at.isneginf()  # softmax without any key: weights are 0
             column, largest = column.masked_fill(empty, 0), largest.masked_fill(empty, 0)
-            yield rows, queries, _stacked(column, marked, _no_op(call, at), largest)
+            yield rows, queries, torch.stack([column, on_special, _no_op(call, at), largest])
 
 
 def _blocks(call: Call, lq: int, lk: int) -> Iterator[tuple[slice, int]]:
@@ -131,19 +167,16 @@ def _blocks(call: Call, lq: int, lk: int) -> Iterator[tuple[slice, int]]:
     if not call.is_causal or call.mask is not None:
         yield slice(0, lq), lk
         return
-    for start in range(0, lq, _QUERIES):
-        end = min(start + _QUERIES, lq)
+    together = _QUERIES if call.query.device.type == "cpu" else _QUERIES_ON_GPU
+    for start in range(0, lq, together):
+        end = min(start + together, lq)
         yield slice(start, end), min(end, lk)
 
 
-def _stacked(column: Tensor, marked: list[Tensor], no_op: Tensor, largest: Tensor) -> Tensor:
-    on_special = torch.stack(marked) if marked else torch.zeros_like(column)
-    return torch.stack([column, on_special, no_op, largest])
-
-
-def _marked(special: Tensor | None, rows: slice, keys: int) -> list[tuple[int, Tensor]]:
-    """The positions of special tokens among the first keys, for each sample of these rows."""
-    return [] if special is None else [(i, row[:keys].nonzero()[:, 0]) for i, row in enumerate(special[rows])]
+def _of_keys(marked: tuple[Tensor, Tensor], rows: slice, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The positions of special tokens among the first keys of these rows, [n, 1, 1, M], and which of them count."""
+    positions, counts = (each[rows, None, None].to(device) for each in marked)
+    return positions.clamp(max=keys - 1), counts & (positions < keys)
 
 
 def _no_op(call: Call, lse: Tensor) -> Tensor:

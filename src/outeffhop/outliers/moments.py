@@ -8,6 +8,7 @@ a value beyond 6σ are read again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["SIGMAS", "BatchStats", "Scratch", "batch_stats"]
+__all__ = ["SIGMAS", "BatchStats", "Scratch", "batch_stats", "stats_of_each"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -23,6 +24,8 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 SIGMAS = 6.0
 # Numbers reduced together on the CPU: 2 MB of float32, so that the intermediate tensors stay in a cache of a few MB.
 _TOGETHER = 2**19
+# On a GPU: so that they take little of its memory.
+_TOGETHER_ON_GPU = 2**24
 # Distances from the centre whose fourth powers float32 can sum; further ones are measured in units of the largest.
 _NEAREST, _FURTHEST = 1e-7, 1e8
 
@@ -81,42 +84,21 @@ def batch_stats(x: Tensor, counts: Tensor | None = None, scratch: Scratch | None
         scratch: memory to reuse between calls.
     """
     b, t, width = x.shape
-    # numpy from here on: for arrays this small, calls into torch would take longer than the computation
-    sums = _token_sums(x, scratch or Scratch()).numpy().reshape(7, b, t)
+    library = _library(x)
+    sums: Any = _token_sums(x, scratch or Scratch()).view(7, b, t)
+    # for arrays as small as a CPU's, calls into torch would take longer than the computation
+    sums = sums.numpy() if library is np else sums
     keep = None if counts is None else counts.cpu().numpy()
-    if keep is not None:  # padding contributes nothing to any sum, also where it holds nan
-        sums = np.where(keep, sums, 0.0)
-    centre, s1, s2, s3, s4, low, high = sums
-    size = np.maximum(np.abs(high), np.abs(low))  # propagates nan
     with np.errstate(all="ignore"):  # nan and inf in the data are passed on and reported
-        number = width * (np.full(b, t) if keep is None else np.maximum(keep.sum(1), 1))  # [B]
-        mean = (width * centre + s1).sum(1) / number
-        # about the sample's mean: Σ(x − μ)⁴ = Σ over tokens of Σ(c + δ)⁴, c = x − centre, δ = centre − μ
-        delta = centre - mean[:, None]
-        if keep is not None:
-            delta[~keep] = 0.0
-        weight = width if keep is None else width * keep
-        m2 = ((weight * delta + 2 * s1) * delta + s2).sum(1) / number
-        m4 = ((((weight * delta + 4 * s1) * delta + 6 * s2) * delta + 4 * s3) * delta + s4).sum(1) / number
-        kurtosis = m4 / (m2 * m2)
-
-        # about the token's own mean, which is −e away from the centre
-        e, t2 = s1 / -width, s2 / width
-        e2 = e * e
-        variance = t2 - e2
-        token = (((6 * t2 - 3 * e2) * e + s3 * (4 / width)) * e + s4 / width) / (variance * variance)
-
-        distance = SIGMAS * np.sqrt(m2)
-        lower, upper = mean - distance, mean + distance  # [B]
-        far = (high > upper[:, None]) | (low < lower[:, None])
-    flat = high == low
-    if flat.any():
-        token[flat] = np.nan
-        top, bottom = (high, low) if keep is None else (np.where(keep, high, -np.inf), np.where(keep, low, np.inf))
-        kurtosis[top.max(1) == bottom.min(1)] = np.nan
-    if keep is not None:
-        far &= keep
-        samples = keep.any(1)
+        on_device = keep if library is np or counts is None else counts.to(x.device)
+        found = _moments(sums, on_device, width, library)
+    if library is torch:  # one copy of all: a GPU has to wait for each
+        whole = torch.cat([part.double().flatten() for part in found]).cpu().numpy()
+        ends = np.cumsum([part.numel() for part in found])[:-1]
+        found = tuple(part.reshape(one.shape) for part, one in zip(np.split(whole, ends), found, strict=True))
+    size, token, kurtosis, lower, upper, far = found
+    far = far.astype(bool)
+    samples = None if keep is None else keep.any(1)
     non_finite = 0
     if not np.isfinite(size).all():
         bad = ~x.isfinite()
@@ -135,18 +117,98 @@ def batch_stats(x: Tensor, counts: Tensor | None = None, scratch: Scratch | None
     )
 
 
+def stats_of_each(xs: Sequence[Tensor], counts: Tensor | None, scratch: Scratch) -> list[BatchStats]:
+    """``batch_stats`` of several tensors of one shape and dtype, as if they were samples of one batch.
+
+    On a GPU this takes little longer than one of them.
+    """
+    count, b = len(xs), len(xs[0])
+    if count == 1:
+        return [batch_stats(xs[0], counts, scratch)]
+    found = batch_stats(torch.cat(list(xs)), None if counts is None else counts.repeat(count, 1), scratch)
+    if found.non_finite:  # of which one?
+        return [batch_stats(x, counts, scratch) for x in xs]
+    # each has the same samples and tokens that count
+    inf_norm, kurtosis = found.inf_norm.reshape(count, -1), found.kurtosis.reshape(count, -1)
+    of_tokens = found.token_inf_norm.reshape(count, -1), found.token_kurtosis.reshape(count, -1)
+    # in the order of samples, so in that of tensors
+    each = torch.bincount(found.where[0] // b, minlength=count).tolist()
+    found.where[0] %= b
+    stats = []
+    for i, (where, outliers) in enumerate(zip(found.where.split(each, 1), found.outliers.split(each), strict=True)):
+        stats.append(
+            BatchStats(
+                inf_norm=inf_norm[i],
+                kurtosis=kurtosis[i],
+                token_inf_norm=of_tokens[0][i],
+                token_kurtosis=of_tokens[1][i],
+                values=found.values // count,
+                non_finite=0,
+                width=found.width,
+                where=where,
+                outliers=outliers,
+            )
+        )
+    return stats
+
+
+def _library(x: Tensor) -> Any:
+    """What computes with the sums of tokens: numpy on a CPU, torch where the sums would have to be copied first."""
+    return np if x.device.type == "cpu" else torch
+
+
+def _moments(sums: Any, keep: Any, width: int, library: Any) -> tuple[Any, ...]:
+    """Of tokens [B, T]: size and kurtosis; of samples [B]: kurtosis, the bounds at 6σ; of tokens: which lie beyond.
+
+    Args:
+        sums: [7, B, T], of numpy or torch, as the library says.
+        keep: [B, T], bool, or None.
+    """
+    if keep is not None:  # padding contributes nothing to any sum, also where it holds nan
+        sums = library.where(keep, sums, 0.0)
+    centre, s1, s2, s3, s4, low, high = sums
+    size = library.maximum(library.abs(high), library.abs(low))  # propagates nan
+    number = width * (centre.shape[1] if keep is None else keep.sum(1).clip(min=1))  # [B]
+    mean = (width * centre + s1).sum(1) / number
+    # about the sample's mean: Σ(x − μ)⁴ = Σ over tokens of Σ(c + δ)⁴, c = x − centre, δ = centre − μ
+    delta = centre - mean[:, None]
+    if keep is not None:
+        delta = library.where(keep, delta, 0.0)
+    weight = width if keep is None else width * keep
+    m2 = ((weight * delta + 2 * s1) * delta + s2).sum(1) / number
+    m4 = ((((weight * delta + 4 * s1) * delta + 6 * s2) * delta + 4 * s3) * delta + s4).sum(1) / number
+    kurtosis = m4 / (m2 * m2)
+
+    # about the token's own mean, which is −e away from the centre
+    e, t2 = s1 / -width, s2 / width
+    e2 = e * e
+    variance = t2 - e2
+    token = (((6 * t2 - 3 * e2) * e + s3 * (4 / width)) * e + s4 / width) / (variance * variance)
+    token = library.where(high == low, library.nan, token)  # constant
+
+    distance = SIGMAS * library.sqrt(m2)
+    lower, upper = mean - distance, mean + distance  # [B]
+    far = (high > upper[:, None]) | (low < lower[:, None])
+    top, bottom = high, low
+    if keep is not None:
+        far = far & keep
+        top, bottom = library.where(keep, high, -library.inf), library.where(keep, low, library.inf)
+    kurtosis = library.where(library.amax(top, 1) == library.amin(bottom, 1), library.nan, kurtosis)
+    return size, token, kurtosis, lower, upper, far
+
+
 def _token_sums(x: Tensor, scratch: Scratch) -> Tensor:
-    """For each token: a point near its mean, Σc, Σc², Σc³, Σc⁴ about it, min and max.  [7, B·T], float64, CPU"""
+    """For each token: a point near its mean, Σc, Σc², Σc³, Σc⁴ about it, min and max.  [7, B·T], float64"""
     rows = x.detach().flatten(0, 1)  # [B·T, d]
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     sums = torch.empty(8, len(rows), dtype=dtype, device=x.device)
-    step = max(1, _TOGETHER // x.shape[-1]) if x.device.type == "cpu" else len(rows)
+    step = max(1, (_TOGETHER if x.device.type == "cpu" else _TOGETHER_ON_GPU) // x.shape[-1])
     for part, found in zip(rows.split(step), sums.split(step, 1), strict=True):
         _reduce(part.to(dtype), found, scratch)
-    small = sums.cpu().double()
+    small = sums.double()
     unit = small[7]
-    if (unit != 1).any():
-        small[1:5] *= unit ** torch.arange(1, 5)[:, None]
+    if x.device.type != "cpu" or bool((unit != 1).any()):
+        small[1:5] *= unit ** torch.arange(1, 5, device=x.device)[:, None]
     return small[:7]
 
 

@@ -11,9 +11,10 @@ from torch import nn
 from outeffhop.metrics import Batch, Metric, evaluating, metric_for, task_of, to_device
 from outeffhop.models.summary import running_method
 from outeffhop.quantization.fold import fold_layernorm
-from outeffhop.quantization.placement_map import quantization_map
-from outeffhop.quantization.points import Power
+from outeffhop.quantization.placement_map import in_floating_point
+from outeffhop.quantization.points import Power, read_powers
 from outeffhop.quantization.quantization_report import QuantizationReport, TensorError
+from outeffhop.quantization.quantizers import read_grids
 from outeffhop.quantization.schemes import Scheme
 from outeffhop.quantization.simulation import Calibration, freeze, measuring, simulate, simulation_of
 
@@ -87,7 +88,7 @@ def evaluate(
             if i == 0:
                 count = len(batches)
                 blamed = worst_rounded(rounded, simulated, first)
-                floating = quantization_map(simulated).floating
+                floating = in_floating_point(simulated)
     return QuantizationReport(
         model=type(model).__name__,
         method=running_method(model) or "unknown",
@@ -132,11 +133,12 @@ def worst_rounded(
     for name in (name for name, point in points.items() if point.kind == "weight"):
         place = name.replace("/", ".")
         found[name] = Power().add(model.get_parameter(place), quantized.get_parameter(place))
-    ranked = sorted(found.items(), key=lambda item: item[1].typical_db)
+    read_powers(found.values())
+    ranked = sorted(found.items(), key=lambda item: item[1].typical_db)[:count]
+    grids = read_grids({name: grid for name, _ in ranked if (grid := points[name].grid) is not None})
     rows = []
-    for name, power in ranked[:count]:
-        grid = points[name].grid
-        low, high = (None, None) if grid is None else grid.range
+    for name, power in ranked:
+        low, high = grids[name].range if name in grids else (None, None)
         rows.append(
             TensorError(name, points[name].kind, power.typical_db, power.sqnr_db, low, high, power.std, power.largest)
         )

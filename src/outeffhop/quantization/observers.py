@@ -9,6 +9,8 @@ on one batch, as ALBERT's layer does, has the range of all its runs there.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,12 +18,27 @@ from torch import Tensor
 from outeffhop._naming import known
 from outeffhop.quantization.quantizers import Uniform
 
-__all__ = ["RANGES", "Observer", "percentile_range", "mse_range"]
+__all__ = ["RANGES", "Observer", "Seen", "check_finite", "percentile_range", "mse_range"]
 
 RANGES = ("minmax", "running", "percentile", "mse")
 
 # How much of [min, max] the search keeps: 60 steps of 7 % down to 1/64.
 _SHARES = tuple(math.exp(-i * math.log(64.0) / 59) for i in range(60))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an observer saw of one tensor.
+
+    Attributes:
+        low, high: its range, float32 [grids].
+        least, most: its smallest and largest numbers, which are not finite if any of them is not; float32 [grids].
+    """
+
+    low: Tensor
+    high: Tensor
+    least: Tensor
+    most: Tensor
 
 
 class Observer:
@@ -53,7 +70,6 @@ class Observer:
         self._before: tuple[Tensor, Tensor] | None = None  # the range before the last batch
         self._batch: tuple[Tensor, Tensor] | None = None  # that of the last batch alone
 
-    @torch.no_grad()
     def observe(self, x: Tensor, name: str = "the tensor", again: bool = False) -> None:
         """Updates the range with one batch, or with more of the last one.
 
@@ -65,18 +81,27 @@ class Observer:
         Raises:
             ValueError: the tensor holds NaN or inf; the message calls it ``name``.
         """
+        seen = self.look(x)
+        if seen is not None:
+            check_finite([(name, seen)])
+            self.take(seen, again)
+
+    @torch.no_grad()
+    def look(self, x: Tensor) -> Seen | None:
+        """The first half of ``observe``, which waits for no GPU; None if x is empty."""
         if not x.numel():
-            return
-        low, high = self.spec.minmax(x)
-        if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
-            raise ValueError(
-                f"{name} holds NaN or inf, so it has no range: look for the first such tensor "
-                "in the model's weights and inputs"
-            )
+            return None
+        least, most = low, high = self.spec.minmax(x)
         if self.how == "percentile":
             low, high = percentile_range(x, self.spec, self.percentile)
         elif self.how == "mse":
             low, high = mse_range(x, self.spec)
+        return Seen(low, high, least, most)
+
+    @torch.no_grad()
+    def take(self, seen: Seen, again: bool = False) -> None:
+        """The second half: updates the range with that of a tensor whose numbers are finite."""
+        low, high = seen.low, seen.high
         if again and self._batch is not None:
             low, high = _joined(self._batch, (low, high))
         elif self.low is not None and self.high is not None:
@@ -90,6 +115,19 @@ class Observer:
             old_low, old_high = self._before
             self.low = self.momentum * old_low + (1.0 - self.momentum) * low
             self.high = self.momentum * old_high + (1.0 - self.momentum) * high
+
+
+def check_finite(found: Sequence[tuple[str, Seen]]) -> None:
+    """Raises a ValueError that names the first tensor with NaN or inf. It reads each device once."""
+    ends: dict[torch.device, list[Tensor]] = {}
+    for _, seen in found:
+        ends.setdefault(seen.least.device, []).extend((seen.least, seen.most))
+    if all(bool(torch.cat(parts).isfinite().all()) for parts in ends.values()):
+        return
+    name = next(name for name, seen in found if not bool(torch.cat((seen.least, seen.most)).isfinite().all()))
+    raise ValueError(
+        f"{name} holds NaN or inf, so it has no range: look for the first such tensor in the model's weights and inputs"
+    )
 
 
 def _joined(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

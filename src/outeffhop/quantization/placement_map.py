@@ -8,9 +8,10 @@ from torch import nn
 
 from outeffhop.quantization.placement import Layout
 from outeffhop.quantization.points import Point
-from outeffhop.quantization.simulation import Simulation, simulation_of
+from outeffhop.quantization.quantizers import Grid, read_grids
+from outeffhop.quantization.simulation import simulation_of
 
-__all__ = ["MapRow", "QuantizationMap", "quantization_map"]
+__all__ = ["MapRow", "QuantizationMap", "in_floating_point", "quantization_map"]
 
 _ORDER = ("input", "weight", "key", "value", "scores", "probabilities", "context", "output")
 
@@ -80,13 +81,14 @@ def quantization_map(model: nn.Module) -> QuantizationMap:
         module, _, what = point.name.rpartition("/")
         return places.get(module, 0), _ORDER.index(what) if what in _ORDER else len(_ORDER), what
 
-    rows = tuple(_row(point) for point in sorted(simulation.points.values(), key=order))
+    points = sorted(simulation.points.values(), key=order)
+    grids = read_grids({point.name: point.grid for point in points if point.grid is not None})
+    rows = tuple(_row(point, grids.get(point.name)) for point in points)
     scheme = simulation.scheme
-    return QuantizationMap(str(scheme), scheme.placement, rows, _floating(model, simulation))
+    return QuantizationMap(str(scheme), scheme.placement, rows, in_floating_point(model))
 
 
-def _row(point: Point) -> MapRow:
-    grid = point.grid
+def _row(point: Point, grid: Grid | None) -> MapRow:
     how = f"{point.spec}, smoothed" if point.factors is not None else str(point.spec)
     if grid is None:
         return MapRow(point.name, point.kind, point.spec.bits, how, None, None, None)
@@ -101,8 +103,9 @@ def _row(point: Point) -> MapRow:
     )
 
 
-def _floating(model: nn.Module, simulation: Simulation) -> dict[str, str]:
-    """Every parameter without a quantizer, grouped by the largest module that shares the reason."""
+def in_floating_point(model: nn.Module) -> dict[str, str]:
+    """Every parameter of a simulation without a quantizer, grouped by the largest module that shares the reason."""
+    simulation = simulation_of(model)
     layout: Layout = simulation.layout
     # in the model's order; modules without weights need no mention
     found = {n: why for n, why in layout.floating.items() if any(True for _ in model.get_submodule(n).parameters())}

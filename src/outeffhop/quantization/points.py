@@ -3,51 +3,69 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from outeffhop.quantization.observers import Observer
+from outeffhop.quantization.observers import Observer, Seen
 from outeffhop.quantization.quantizers import Grid, Uniform
 from outeffhop.quantization.schemes import Scheme
 
-__all__ = ["Point", "Power", "smoothing"]
+__all__ = ["Point", "Power", "read_powers", "smoothing"]
 
 
-@dataclass
 class Power:
-    """Signal and rounding error of a tensor, added up over batches."""
+    """Signal and rounding error of a tensor, added up over batches.
 
-    count: int = 0
-    total: float = 0.0
-    signal: float = 0.0
-    noise: float = 0.0
-    largest: float = 0.0
-    _typical: float = 0.0
+    Attributes:
+        count: how many numbers were added.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._read = _Sums()
+        self._unread: list[tuple[int, Tensor]] = []  # numbers of each tensor, and what they show
 
     @torch.no_grad()
     def add(self, x: Tensor, rounded: Tensor) -> Power:
+        """Adds a tensor and its rounded form. It makes a GPU compute, and does not wait for the result."""
         if not x.numel():
             return self
         values = x.float().reshape(-1, x.shape[-1] if x.dim() > 1 else 1)  # [tokens, channels]
         signal, noise = values.square(), (values - rounded.float().reshape(values.shape)).square()
         tokens = signal.sum(1).double(), noise.sum(1).double()
         channels = signal.sum(0).double(), noise.sum(0).double()
+        shown = (
+            values.sum(1).double().sum(),
+            tokens[0].sum(),
+            tokens[1].sum(),
+            signal.max().sqrt().double(),
+            _median_ratio(*tokens),
+            _median_ratio(*channels),
+        )
         self.count += x.numel()
-        self.total += float(values.sum(1).double().sum())
-        self.signal += float(tokens[0].sum())
-        self.noise += float(tokens[1].sum())
-        self.largest = max(self.largest, float(signal.max().sqrt()))
-        self._typical += x.numel() * min(_median_db(*tokens), _median_db(*channels))
+        self._unread.append((x.numel(), torch.stack(shown)))
         return self
+
+    @property
+    def noise(self) -> float:
+        """The sum of squared errors."""
+        return self._sums.noise
+
+    @property
+    def largest(self) -> float:
+        """The largest |x|."""
+        return self._sums.largest
 
     @property
     def sqnr_db(self) -> float:
         """10 log₁₀ of signal over rounding error; inf if nothing was lost."""
-        if self.noise == 0.0:
+        sums = self._sums
+        if sums.noise == 0.0:
             return math.inf
-        return 10.0 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+        return 10.0 * math.log10(sums.signal / sums.noise) if sums.signal else -math.inf
 
     @property
     def typical_db(self) -> float:
@@ -55,20 +73,63 @@ class Power:
 
         An outlier's own power makes the plain ratio look good, while all other values lose precision. This shows it.
         """
-        return self._typical / self.count if self.count else math.inf
+        return self._sums.typical / self.count if self.count else math.inf
 
     @property
     def std(self) -> float:
-        mean = self.total / max(self.count, 1)
-        return math.sqrt(max(self.signal / max(self.count, 1) - mean * mean, 0.0))
+        sums, count = self._sums, max(self.count, 1)
+        mean = sums.total / count
+        return math.sqrt(max(sums.signal / count - mean * mean, 0.0))
+
+    @property
+    def _sums(self) -> _Sums:
+        read_powers([self])
+        return self._read
 
 
-def _median_db(signal: Tensor, noise: Tensor) -> float:
-    alive = signal > 0
-    if not alive.any():
-        return math.inf
-    ratio = float((signal[alive] / noise[alive]).median())
+@dataclass
+class _Sums:
+    total: float = 0.0
+    signal: float = 0.0
+    noise: float = 0.0
+    largest: float = 0.0
+    typical: float = 0.0
+
+    def add(self, count: int, shown: list[float]) -> None:
+        total, signal, noise, largest, *ratios = shown
+        self.total += total
+        self.signal += signal
+        self.noise += noise
+        self.largest = max(self.largest, largest)
+        self.typical += count * min(map(_decibels, ratios))
+
+
+def _decibels(ratio: float) -> float:
     return 10.0 * math.log10(ratio) if 0.0 < ratio < math.inf else math.inf
+
+
+def read_powers(powers: Iterable[Power]) -> None:
+    """Reads what was added since the last time. A GPU has to wait once, and not once for each power."""
+    unread: dict[torch.device, list[tuple[Power, int, Tensor]]] = {}
+    for power in powers:
+        for count, shown in power._unread:
+            unread.setdefault(shown.device, []).append((power, count, shown))
+        power._unread = []
+    for parts in unread.values():
+        read = torch.stack([shown for _, _, shown in parts]).tolist()
+        for (power, count, _), numbers in zip(parts, read, strict=True):
+            power._read.add(count, numbers)
+
+
+def _median_ratio(signal: Tensor, noise: Tensor) -> Tensor:
+    """The median of signal / noise where there is a signal; NaN if there is none, or if one of the ratios is NaN."""
+    alive = signal > 0
+    ratio = signal / noise
+    lost = (alive & ratio.isnan()).any()
+    # not nanmedian, which a GPU has to wait for
+    ordered = torch.where(alive, ratio, torch.nan).sort().values  # NaN comes last
+    middle = (alive.sum() - 1).clamp(min=0) // 2
+    return torch.where(lost, torch.nan, ordered.index_select(0, middle[None])[0])
 
 
 def smoothing(largest_input: Tensor, weight: Tensor, alpha: float = 0.5) -> Tensor:
@@ -114,18 +175,18 @@ class Point:
         if spec.granularity != "token":
             self.observer = Observer(spec, how, scheme.momentum, scheme.percentile)
 
-    def observe(self, x: Tensor, batch: int | None = None, keep: Tensor | None = None) -> None:
-        """Observes a tensor of a batch; a module that runs several times shows several of one batch.
+    def look(self, x: Tensor) -> Seen | None:
+        """Looks at a tensor of a batch, or at its real tokens; None if it says nothing about a range."""
+        if self.observer is None:
+            return None
+        return self.observer.look(x if self.factors is None else x.float() * self.factors)
 
-        Args:
-            keep: bool, of the first dimensions of x: what is False there is left out (padding).
-        """
-        self.dimensions = x.dim()
-        x = x if keep is None else x[keep.to(x.device)]
+    def take(self, seen: Seen, batch: int | None = None) -> None:
+        """Updates the range with what ``look`` saw; a module that runs several times shows several of one batch."""
         again = batch is not None and batch == self._batch
         self._batch = batch
         if self.observer is not None:
-            self.observer.observe(x if self.factors is None else x.float() * self.factors, self.name, again)
+            self.observer.take(seen, again)
 
     def smooth(self, weight_point: Point, weight: Tensor, alpha: float, input_axis: int) -> None:
         """Sets SmoothQuant's factors on both sides, from the range of each input channel."""

@@ -33,6 +33,7 @@ from outeffhop.models.hf_private import refuse_compiled
 from outeffhop.models.inspection import through_ours
 from outeffhop.models.real_tokens import RealTokens
 from outeffhop.ops.probe import probing
+from outeffhop.quantization.observers import Seen, check_finite
 from outeffhop.quantization.operations import Operations, is_on_grid, is_sum, on_grid
 from outeffhop.quantization.placement import Layout, Site, lay_out
 from outeffhop.quantization.points import Point, Power
@@ -154,6 +155,9 @@ class Simulation:
         self._in_attention = self._at_work = False
         self._left_out: set[str] = set()
         self._batches = 0  # how many the model has begun
+        self._seen: list[tuple[str, Seen]] = []  # by the batch that is running, in order
+        self._masks: dict[Any, Tensor] = {}  # of its real tokens, for the parts of attention
+        self._rows: dict[Any, tuple[Tensor, Tensor]] = {}  # these masks, and where they are true
         self.passing: Collection[str] = ()  # quantizers that let their tensors pass for now, see ``leaving``
 
     def attach(self, model: nn.Module) -> None:
@@ -172,13 +176,19 @@ class Simulation:
                 "`with Calibration(quantized):` before freeze(quantized)"
             )
         weights: dict[str, Point] = {}
+        seen: list[tuple[str, Seen]] = []
         for point in self.points.values():
             point.check()
         for name, site in self.layout.sites.items():
             weight = getattr(model.get_submodule(name), "weight", None)
             if site.weight and weight is not None and not self._excludes(f"{name}/weight"):
-                weights[name] = self._weight_point(name, site, weight.detach())
+                weights[name] = self._weight_point(name, site, weight.detach(), seen)
         self._check_excluded(model)
+        check_finite(seen)  # all at once: each look would make a GPU wait
+        for name, found in seen:
+            weights[name.removesuffix("/weight")].take(found)
+        for point in weights.values():
+            point.freeze()
         for point in self.points.values():
             point.freeze()
         for name, point in weights.items():  # last, so that an error leaves the weights unchanged
@@ -188,15 +198,15 @@ class Simulation:
             module.weight = nn.Parameter(point(module.weight.detach()), requires_grad=False)
         self.state = "frozen"
 
-    def _weight_point(self, name: str, site: Site, weight: Tensor) -> Point:
+    def _weight_point(self, name: str, site: Site, weight: Tensor, seen: list[tuple[str, Seen]]) -> Point:
         spec = self.scheme.weights
         spec = replace(spec, granularity="tensor") if weight.dim() == 1 else replace(spec, axis=site.axis)
         point = Point(f"{name}/weight", "weight", spec, self.scheme, self.scheme.weight_range)
         received = self.points.get(f"{name}/input")
         if self.scheme.alpha is not None and received is not None:
             received.smooth(point, weight, self.scheme.alpha, 1 - site.axis)
-        point.observe(weight)
-        point.freeze()
+        if (found := point.look(weight)) is not None:
+            seen.append((point.name, found))
         return point
 
     def _excludes(self, name: str) -> bool:
@@ -253,11 +263,25 @@ class Simulation:
             keys = None  # the weight of padding is 0
         if x.dim() != 4 or (queries is None and keys is None):
             return None
-        found = torch.ones(x.shape[:3] if keys is None else x.shape, dtype=torch.bool, device=x.device)
+        shape = x.shape[:3] if keys is None else x.shape
+        this = (None if queries is None else id(queries), None if keys is None else id(keys), shape, x.device)
+        if this in self._masks:  # another layer's parts were shaped alike
+            return self._masks[this]
+        found = torch.ones(shape, dtype=torch.bool, device=x.device)
         for real, at in ((queries, 2), (keys, 3)):
             if real is not None and real.shape == (x.shape[0], x.shape[at]):
                 found &= real.to(x.device).view(len(real), *(-1 if i == at else 1 for i in range(1, found.dim())))
+        self._masks[this] = found
         return found
+
+    def _real_rows(self, x: Tensor, real: Tensor | None) -> Tensor:
+        """The tensor without padding, [n, …]."""
+        if real is None:
+            return x
+        this = (real.data_ptr(), real.shape, real.stride())
+        if this not in self._rows:  # a GPU has to wait for their number: once a batch, not once a tensor
+            self._rows[this] = real, real.flatten().nonzero()[:, 0]
+        return x.flatten(0, real.dim() - 1).index_select(0, self._rows[this][1].to(x.device))
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._frames or not name:  # the model does not call itself: any frames are left over
@@ -291,7 +315,9 @@ class Simulation:
             return self._quantize(name, "output", out, self._real.of(out, name, given)) if site.output else None
         finally:
             if not self._frames:
+                seen = self._seen
                 self._end()
+                self._take(seen)
 
     def rest(self) -> None:
         """Cleans up after a forward that was interrupted: PyTorch calls no hooks after Ctrl-C."""
@@ -314,8 +340,15 @@ class Simulation:
             if self.layout.operations:
                 self._running.enter_context(Operations(self))
 
+    def _take(self, seen: list[tuple[str, Seen]]) -> None:
+        """Updates the ranges with what a batch showed. It is read once: each look would make a GPU wait."""
+        check_finite(seen)
+        for name, found in seen:
+            self.points[name].take(found, self._batches)
+
     def _end(self) -> None:
         self._real.begin({})
+        self._seen, self._masks, self._rows = [], {}, {}
         running, self._running = self._running, None
         if running is not None:
             # a notebook runs each cell in its own context, and that of the previous cell is gone
@@ -332,7 +365,9 @@ class Simulation:
             if self.state == "calibrating":
                 if point is None:
                     point = self.points[name] = self._point(name)
-                point.observe(x, self._batches, real)
+                point.dimensions = x.dim()
+                if (found := point.look(self._real_rows(x, real))) is not None:
+                    self._seen.append((name, found))
                 return on_grid(x.view_as(x))  # a view: the caller's own tensor must not be marked
             if point is None and not self.scheme.dynamic:
                 raise ValueError(

@@ -6,8 +6,10 @@ import pytest
 import torch
 from runs import config, metrics, result, weight_bytes
 
-from outeffhop.lab.training import RunFolder, resume, train
-from outeffhop.models import load_checkpoint, model_summary
+from outeffhop.lab.data import batches
+from outeffhop.lab.training import RunFolder, prepare_data, resume, starting_model, train
+from outeffhop.lab.training.recipes import resolve
+from outeffhop.models import convert, load_checkpoint, model_summary
 from outeffhop.models.modules import attention_modules, state_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,6 +68,38 @@ def test_init_starts_near_and_ends_at_the_method(softmax, cache, tmp_path):
     assert losses[4][0] == pytest.approx(trained, rel=0.2)
     midway = load_checkpoint(tmp_path / "4" / "checkpoints" / "checkpoint-2")
     assert all(state_of(m).sink is not None for m in attention_modules(midway).values())
+
+
+def test_a_start_is_calibrated_on_the_device_of_the_run(softmax, cache, tmp_path, monkeypatch):
+    run = resolve(config("opt", tmp_path / "run", cache, method="gated-outeffhop", init=softmax, anneal_steps=4))
+    where = []
+    monkeypatch.setattr(
+        starting_model, "convert", lambda model, *_, calibrate: where.append((model.device.type, len(calibrate)))
+    )
+    model, _ = starting_model.first_model(run, prepare_data(run), torch.device("meta"))
+    assert where == [("meta", starting_model._BATCHES)]
+    assert model.device.type == "meta"  # where Trainer wants it
+
+
+def test_a_run_starts_from_the_calibrated_model(softmax, cache, tmp_path, monkeypatch):
+    run = config(
+        "opt", tmp_path / "run", cache, method="outeffhop", init=softmax, anneal_steps=50, lr=0.0, save_steps=1, keep=99
+    )
+    asked = []
+
+    def first(config, prepared, device):
+        asked.append(device)
+        return starting_model.first_model(config, prepared, device)
+
+    monkeypatch.setattr("outeffhop.lab.training.run.first_model", first)
+    train(run, quiet=True)
+    assert asked == [torch.device("cpu")]
+    prepared = prepare_data(resolve(run))
+    some = list(batches(prepared.train, prepared.eval_collate, min(run.train.batch_size, 16), limit=8))
+    expected = convert(load_checkpoint(softmax), "outeffhop", calibrate=some)
+    started = load_checkpoint(tmp_path / "run" / "checkpoints" / "checkpoint-1")
+    for name, module in attention_modules(started).items():
+        assert torch.equal(state_of(module).sink_start, state_of(attention_modules(expected)[name]).sink_start)
 
 
 @pytest.mark.parametrize("kept", [4, 8])

@@ -25,7 +25,7 @@ def steps_in(minutes: float, config: RunConfig, prepared: Prepared) -> int:
     """The number of steps of a resolved config that take about so many minutes on this device; at least 1."""
     train = config.train
     device = torch.device(train.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model, _ = first_model(config, prepared)
+    model, _ = first_model(config, prepared, device)
     teacher = load_teacher(config, model, device)
     model.to(device).train()
     if train.gradient_checkpointing:

@@ -163,7 +163,7 @@ def _trained(
     with arguments.main_process_first(desc="data"):
         prepared = prepared or prepare_data(config)
     set_seed(train.seed)
-    model, schedule = first_model(config, prepared)
+    model, schedule = first_model(config, prepared, arguments.device)
     check_run(config, model, prepared)
     bounds = WeightBounds(model, train.weight_bound, (train.max_steps or 1) // 2) if train.weight_bound else None
     teacher = load_teacher(config, model, arguments.device)

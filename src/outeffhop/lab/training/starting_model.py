@@ -86,22 +86,23 @@ def load_teacher(config: RunConfig, model: PreTrainedModel, device: torch.device
     return Teacher(found.to(device))
 
 
-def first_model(config: RunConfig, prepared: Prepared) -> tuple[Any, SinkSchedule | None]:
+def first_model(config: RunConfig, prepared: Prepared, device: torch.device) -> tuple[Any, SinkSchedule | None]:
     """The model to train, and the schedule that brings a converted checkpoint to the method's own sinks and gates.
 
-    A checkpoint with softmax starts near the function it was trained for, calibrated on training data.
+    A checkpoint with softmax starts near the function it was trained for, calibrated on training data. Calibration
+    runs the model many times, so it takes place on the device, and the model stays there.
     """
     steps = config.train.anneal_steps
     if config.init is None or not steps:
         return build(config, prepared.changes), None
     logging.disable_progress_bar()
-    model = load_checkpoint(config.init)
+    model: Any = load_checkpoint(config.init)
     method = Method.parse(config.method)
     if not _starts_near(model, method):
         return _converted(model, method), None
     size = min(config.train.batch_size or 1, 16)
     some = list(batches(prepared.train, prepared.eval_collate, size, limit=_BATCHES))
-    convert(model, method, calibrate=some)
+    convert(model.to(device), method, calibrate=some)
     return model, SinkSchedule(steps) if movable(method) else None
 
 
