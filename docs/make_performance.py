@@ -175,7 +175,10 @@ def layers() -> str:
     ]
     header = [
         "layer",
-        *(f"{_on(r).removesuffix(':')}, {_shape((r['batch'], r['length'], r['size']))}, {r['heads']} heads" for r in given.values()),
+        *(
+            f"{_on(r).removesuffix(':')}, {_shape((r['batch'], r['length'], r['size']))}, {r['heads']} heads"
+            for r in given.values()
+        ),
     ]
     return _section(
         "Hopfield layers",
