@@ -6,6 +6,7 @@ from itertools import chain
 
 import pytest
 
+import outeffhop.lab.data.corpus as corpus_module
 from outeffhop.lab.data.builtin import topics
 from outeffhop.lab.data.corpus import SEPARATOR, load_text, pieces
 from outeffhop.lab.data.specs import parse
@@ -100,6 +101,18 @@ def test_empty_text_is_refused(tmp_path, content):
     (tmp_path / "a.txt").write_text(content)
     with pytest.raises(ValueError, match="has no text"):
         load(tmp_path)
+
+
+def test_text_is_counted_only_when_a_split_is_read(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("some text\n" * 50)
+    passes = []
+    counting = corpus_module._sizes
+    monkeypatch.setattr(corpus_module, "_sizes", lambda stream: passes.append(1) or counting(stream))
+    corpus = load(tmp_path)
+    assert not passes
+    whole = "".join(text for split in ("train", "validation", "test") for text in documents(corpus, split))
+    assert whole.count("some text") == 50
+    assert passes == [1]
 
 
 def test_no_training_text_is_refused(tmp_path):

@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -213,11 +213,20 @@ def _completed(
     if not missing:
         return given
     train = given["train"]
-    sizes = _sizes(train())
-    if not sizes:
+    if next(train(), None) is None:
         raise ValueError(f"data spec {spec.text!r} has no text: the files are empty")
-    part = _by_document(train, missing, sizes) if len(sizes) >= _ENOUGH else _by_position(train, missing, sum(sizes))
-    return {split: given[split] if split in given and split != "train" else part(split) for split in SPLITS}
+
+    @cache
+    def part() -> Callable[[str], Callable[[], Stream]]:  # once a split is read: tokens in the cache need no text
+        sizes = _sizes(train())
+        return (
+            _by_document(train, missing, sizes) if len(sizes) >= _ENOUGH else _by_position(train, missing, sum(sizes))
+        )
+
+    def read(split: str) -> Stream:
+        yield from part()(split)()
+
+    return {split: given[split] if split in given and split != "train" else partial(read, split) for split in SPLITS}
 
 
 def _by_document(
