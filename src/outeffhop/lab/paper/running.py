@@ -11,6 +11,7 @@ import dataclasses
 import multiprocessing
 import os
 import platform
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -34,6 +35,8 @@ from outeffhop.lab.paper.experiment import (
 from outeffhop.lab.paper.result_file import KeptCell, ResultFile, add_cell, kept_cells, path_of, write_result
 
 __all__ = ["check", "found_before", "is_first", "one_thread", "redraw", "run"]
+
+_MOMENT = 0.2  # seconds between two looks for an interruption
 
 
 def run(experiment: Experiment, settings: Settings, tell: Callable[[str], None] = print) -> Result:
@@ -135,13 +138,16 @@ def _measured(experiment: Experiment, cells: list[Cell], settings: Settings) -> 
     context = multiprocessing.get_context("spawn")
     workers = min(settings.workers, len(cells))
     cores = max(1, (os.cpu_count() or 1) // workers)  # more threads than cores are slower
-    with ProcessPoolExecutor(workers, context, _begin_worker, (cores,)) as pool:
+    with _interruption_noted() as noted, ProcessPoolExecutor(workers, context, _begin_worker, (cores,)) as pool:
         # no more at once than are measured, so that none begins after an error or an interruption
         waiting = iter(cells)
         running = {pool.submit(experiment.measure, cell, settings): cell for cell in islice(waiting, workers)}
         failed: BaseException | None = None
         while running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+            finished = wait(running, _MOMENT, return_when=FIRST_COMPLETED).done
+            if noted:
+                raise KeyboardInterrupt
+            for future in finished:
                 cell = running.pop(future)
                 error = future.exception()
                 failed = failed or error
@@ -171,6 +177,21 @@ def _check_out(experiment: Experiment, settings: Settings) -> None:
             f"scale={settings.scale!r}{', quick' if settings.quick else ''} would replace them; give another out, "
             f"or remove {path}"
         )
+
+
+@contextmanager
+def _interruption_noted() -> Iterator[list[int]]:
+    """Ctrl-C is noted in the list it gives. As an exception in the middle of the pool's work it could leave a lock of
+    the pool taken, and the pool would wait for it forever."""
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield noted
+        return
+    before = signal.signal(signal.SIGINT, lambda kind, _: noted.append(kind))
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _begin_worker(threads: int) -> None:
