@@ -96,14 +96,16 @@ def training_step() -> str:
     result = _read("training-step-cuda")
     if result is None:
         return ""
+    names = {"opt": "OPT-125m", "bert": "BERT-base"}
+    models = [model for (model,) in _distinct(result["rows"], "model")]
     table = []
     for (method,) in _distinct(result["rows"], "method"):
         line = [f"`{method}`"]
-        for model in ("opt", "bert"):
+        for model in models:
             row = next(iter(_where(result["rows"], method=method, model=model)), None)
             line += [_NONE] * 2 if row is None else [_ratio(row, "speed_ratio"), _ratio(row, "memory_ratio")]
         table.append(line)
-    header = ["method", "OPT-125m: speed", "memory", "BERT-base: speed", "memory"]
+    header = ["method", *(word for model in models for word in (f"{names[model]}: speed", "memory"))]
     return _section(
         "Training steps",
         "`benchmarks/training_step.py`: forward, backward and AdamW, bf16 autocast, `torch.compile`, no dropout, as "
@@ -262,7 +264,7 @@ def _section(title: str, words: str, parts: Sequence[str]) -> str:
 
 def _on(result: dict[str, Any], more: str = "") -> str:
     busy = f", beside {result['busy']} processes that keep cores busy" if result.get("busy") else ""
-    note = f", {result['note']}" if "note" in result else ""  # what has changed since
+    note = f", before {result['before']}" if "before" in result else ""  # a change that came after
     also = f"; {more}" if more else ""
     return f"{_device(result)}, torch {result['torch'].split('+')[0]}, {result['date']}{note}{busy}{also}:"
 
