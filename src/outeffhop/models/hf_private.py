@@ -18,8 +18,8 @@ While a model is loaded, ``torch.nn.modules.module.register_module_module_regist
 attention module as it is built, so that its gates and sinks are there before the weights.
 
 In addition, a few private names are used here, each behind a function: transformers keeps the attention implementation
-of a config in ``_attn_implementation_internal`` and marks modules that it must not initialize with
-``_is_hf_initialized``; torch keeps the model inside a compiled one in ``_orig_mod``.
+of a config in ``_attn_implementation`` and marks modules that it must not initialize with ``_is_hf_initialized``; torch
+keeps the model inside a compiled one in ``_orig_mod``.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import PreTrainedConfig, PreTrainedModel
 
 __all__ = [
     "implementation",
-    "own_field",
     "set_implementation",
     "mark_initialized",
     "refuse_compiled",
@@ -46,17 +44,7 @@ __all__ = [
 
 def implementation(config: PreTrainedConfig) -> Any:
     """The attention implementation a config names; None before a model is built from it."""
-    return own_field(config, "_attn_implementation_internal")
-
-
-def own_field(config: Any, name: str) -> Any:
-    """A field that a config holds itself; None if it does not.
-
-    transformers looks a config's fields up in Python, which takes a microsecond; attention asks in every call.
-    """
-    if torch.compiler.is_compiling():  # a trace reads them as transformers does, at no cost
-        return vars(config).get(name)
-    return object.__getattribute__(config, "__dict__").get(name)
+    return config._attn_implementation
 
 
 def set_implementation(config: PreTrainedConfig, name: str | None) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from transformers.utils import output_capturing
 
 from outeffhop.methods import METHODS, Method
-from outeffhop.models.hf_private import own_field
 from outeffhop.models.modules import NAME, state_of
 from outeffhop.models.recording import UNSERVED
 from outeffhop.ops.probe import shown
@@ -161,7 +160,7 @@ def _collects_weights() -> bool:
 
 def _refuse_bare(module: Any, name: str) -> None:
     """A module without a state runs the method's default parameters: its config may not name others."""
-    entry = own_field(module.config, NAME)
+    entry = vars(module.config).get(NAME)  # faster than an attribute that is not there
     if entry is None:
         return
     named = entry.get("method", name)
